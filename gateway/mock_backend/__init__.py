@@ -1,0 +1,1 @@
+"""A stand-in for vLLM with the timing of a real GPU."""

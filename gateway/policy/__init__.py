@@ -1,0 +1,1 @@
+"""Every decision of the gateway: pure code, standard library only, time passed in."""

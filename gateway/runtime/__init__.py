@@ -1,0 +1,1 @@
+"""The policy on real time, driven by asyncio."""

@@ -1,0 +1,1 @@
+"""The same policy on virtual time."""

@@ -1,0 +1,1 @@
+"""Listeners to policy events: metrics and the request log."""

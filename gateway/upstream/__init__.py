@@ -1,0 +1,1 @@
+"""Talking to inference engines: the data path, the stream reader, probes."""
