@@ -1,0 +1,230 @@
+"""The façade of the policy: submit, first_token, finish, cancel, advance, next_deadline.
+
+Every call is synchronous, reads the injected clock once, and leaves the policy in a settled state. What
+was decided meanwhile, for this ticket and for others, is fetched with `take_decisions`: a ticket is now
+DISPATCHED (with `ticket.upstream`) or ENDED with `ticket.refusal`. The driver then acts on it. It calls
+`advance` when `next_deadline` has come; calling early does no harm.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gateway.policy.clock import NEVER, Clock
+from gateway.policy.events import Observer, RequestEnded
+from gateway.policy.outcome import Outcome
+from gateway.policy.parameters import PolicyParameters, UpstreamParameters
+from gateway.policy.pool import Pool, serves
+from gateway.policy.request import PRIORITIES, Ask, Refusal, Stage, Ticket, Usage
+from gateway.policy.slo_monitor import SloMonitor
+from gateway.policy.token_cost import (
+    InputEstimator,
+    OutputReserve,
+    cost_millitokens,
+    usage_millitokens,
+)
+from gateway.policy.upstream_slots import UpstreamSlots
+
+
+class RequestTooLong(ValueError):
+    """Input and reserved output exceed `max_request_tokens`: waiting cannot help."""
+
+    def __init__(self, tokens: int, limit: int) -> None:
+        super().__init__(f"this request needs about {tokens} tokens; at most {limit} are allowed")
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """What a dispatched request got: tokens (None when the engine never began or gave nothing), and the
+    stream's last token and largest gap, in nanoseconds."""
+
+    usage: Usage | None = None
+    last_token_at: int | None = None
+    max_gap_ns: int | None = None
+
+
+class Admission:
+    def __init__(self, parameters: PolicyParameters, clock: Clock, observer: Observer | None = None) -> None:
+        self.parameters = parameters
+        self._clock = clock
+        self._observer = observer or Observer()
+        self.slo_monitor = SloMonitor(parameters.classes, parameters.slo)
+        self.input_estimator = InputEstimator()
+        self._output_reserves = [OutputReserve(parameters.capacity) for _ in PRIORITIES]
+        self._decided: list[Ticket] = []
+        self._seq = 0
+        self._draining = False
+        now = clock.now()
+        self.pools = [Pool(parameters, group, now, self._decide) for group in connected(parameters.upstreams)]
+        self._slots: dict[str, tuple[Pool, UpstreamSlots]] = {
+            slots.name: (pool, slots) for pool in self.pools for slots in pool.slots
+        }
+
+    # ------------------------------------------------------------------ what drivers call
+
+    def serves(self, model: str) -> bool:
+        return any(serves(upstream, model) for upstream in self.parameters.upstreams)
+
+    def submit(self, ask: Ask) -> Ticket:
+        """Offer a request. Raises RequestTooLong for one that can never be served, KeyError for a model
+        that no upstream serves."""
+        now = self._clock.now()
+        self._seq += 1
+        ticket = Ticket(self._seq, ask, now)
+        self._price(ticket)
+        ticket.is_long = ask.input_tokens > self.parameters.scheduling.long_prompt_tokens
+        for pool in self.pools:
+            ticket.route = pool.route(ask.model, ticket.is_long)
+            if ticket.route is not None:
+                break
+        else:
+            raise KeyError(ask.model)
+        if self._draining:
+            self._refuse_at_once(ticket, Refusal(Outcome.REJECTED_DRAINING, "the gateway is shutting down"))
+        else:
+            pool.submit(ticket, now)
+        return ticket
+
+    def first_token(self, ticket: Ticket) -> None:
+        """The first token of a stream was seen."""
+        if ticket.stage is Stage.DISPATCHED and ticket.first_token_at is None:
+            ticket.pool.first_token(ticket, self._clock.now())
+
+    def finish(self, ticket: Ticket, outcome: Outcome, delivered: Delivered = Delivered()) -> None:
+        """A dispatched request has ended. Only the first call counts."""
+        if ticket.stage is not Stage.DISPATCHED:
+            return
+        now = self._clock.now()
+        usage = delivered.usage
+        weight = self.parameters.classes[ticket.priority].weight
+        actual = usage_millitokens(weight, usage, self.parameters.capacity) if usage is not None else 0
+        ticket.outcome = outcome
+        if outcome is Outcome.COMPLETED and usage is not None:
+            self._output_reserves[ticket.priority].observe(usage.output_tokens // ticket.ask.sequences)
+        ticket.pool.finish(ticket, actual, now)
+        self._report(ticket, delivered, now)
+
+    def cancel(self, ticket: Ticket, outcome: Outcome = Outcome.CLIENT_GONE_QUEUED) -> None:
+        """Take a waiting request out. A dispatched or ended one is left alone."""
+        if ticket.stage in (Stage.THROTTLED, Stage.READY):
+            ticket.pool.cancel(ticket, Refusal(outcome, "the client left"), self._clock.now())
+
+    def advance(self) -> None:
+        now = self._clock.now()
+        for pool in self.pools:
+            pool.advance(now)
+
+    def next_deadline(self) -> int:
+        """Nanoseconds on the injected clock; NEVER when nothing is due."""
+        now = self._clock.now()
+        return min((pool.next_deadline(now) for pool in self.pools), default=NEVER)
+
+    def take_decisions(self) -> Sequence[Ticket]:
+        """Tickets dispatched or refused since the last call, in order."""
+        decided = self._decided
+        if decided:
+            self._decided = []
+        return decided
+
+    def drain(self) -> None:
+        """Refuse all that waits and all that will come; what is in flight goes on."""
+        self._draining = True
+        now = self._clock.now()
+        for pool in self.pools:
+            for route in pool.routes():
+                for ticket in list(route.waiting.values()):
+                    pool.cancel(
+                        ticket, Refusal(Outcome.REJECTED_DRAINING, "the gateway is shutting down"), now
+                    )
+
+    @property
+    def draining(self) -> bool:
+        return self._draining
+
+    def set_upstream_health(self, name: str, healthy: bool) -> None:
+        pool, slots = self._slots[name]
+        if slots.healthy != healthy:
+            pool.set_health(slots, healthy, self._clock.now())
+
+    def set_in_flight_tokens_limit(self, name: str, tokens: int) -> None:
+        """The engine told its KV size; a configured limit stands above it."""
+        _, slots = self._slots[name]
+        if slots.parameters.max_in_flight_tokens is None:
+            slots.max_in_flight_tokens = tokens
+
+    def upstream(self, name: str) -> UpstreamSlots:
+        return self._slots[name][1]
+
+    # ------------------------------------------------------------------ inside
+
+    def _price(self, ticket: Ticket) -> None:
+        ask, capacity = ticket.ask, self.parameters.capacity
+        ticket.output_reserve = self._output_reserves[ask.priority].reserve(ask)
+        ticket.total_tokens = ask.input_tokens * ask.sequences + ticket.output_reserve
+        limit = capacity.max_request_tokens
+        if limit is not None and ask.input_tokens + ticket.output_reserve > limit:
+            raise RequestTooLong(ask.input_tokens + ticket.output_reserve, limit)
+        weight = self.parameters.classes[ask.priority].weight
+        ticket.cost = cost_millitokens(weight, ask.input_tokens, 0, ticket.output_reserve, capacity)
+
+    def _refuse_at_once(self, ticket: Ticket, refusal: Refusal) -> None:
+        ticket.stage = Stage.ENDED
+        ticket.refusal = refusal
+        self._decide(ticket)
+
+    def _decide(self, ticket: Ticket) -> None:
+        if ticket.refusal is not None:
+            ticket.outcome = ticket.refusal.outcome
+            self._report(ticket, Delivered(), self._clock.now())
+        elif ticket.promoted:
+            self._observer.promoted(ticket.priority)
+        self._decided.append(ticket)
+
+    def _report(self, ticket: Ticket, delivered: Delivered, now: int) -> None:
+        event = _ended(ticket, delivered, now)
+        self.slo_monitor.record(event)
+        self._observer.ended(event)
+
+
+def _ended(ticket: Ticket, delivered: Delivered, now: int) -> RequestEnded:
+    assert ticket.outcome is not None
+    ask, first, usage = ticket.ask, ticket.first_token_at, delivered.usage
+    tpot = None
+    if first is not None and delivered.last_token_at is not None and usage is not None:
+        steps = usage.output_tokens // ask.sequences - 1
+        if steps > 0:
+            tpot = (delivered.last_token_at - first) // steps
+    return RequestEnded(
+        request_id=ask.request_id,
+        priority=ask.priority,
+        tenant=ask.tenant,
+        model=ask.model,
+        outcome=ticket.outcome,
+        streaming=ask.streaming,
+        upstream=ticket.upstream.name if ticket.upstream is not None else None,
+        arrived_at=ticket.arrived_at,
+        ended_at=now,
+        queue_wait_ns=ticket.queue_wait_ns,
+        ttft_ns=None if first is None else first - ticket.arrived_at,
+        upstream_ttft_ns=None if first is None else first - ticket.dispatched_at,
+        tpot_ns=tpot,
+        max_gap_ns=delivered.max_gap_ns,
+        usage=usage,
+        estimated_cost=ticket.cost,
+        charged=ticket.charged,
+        promoted=ticket.promoted,
+    )
+
+
+def connected(upstreams: Sequence[UpstreamParameters]) -> list[list[UpstreamParameters]]:
+    """Upstreams grouped so that any two that share a model are in one group: each group has one budget."""
+    groups: list[list[UpstreamParameters]] = []
+    for upstream in upstreams:
+        sharing = [g for g in groups if any(_share_a_model(upstream, other) for other in g)]
+        merged = [other for group in sharing for other in group]
+        groups = [g for g in groups if g not in sharing]
+        groups.append([*merged, upstream])
+    return groups
+
+
+def _share_a_model(one: UpstreamParameters, other: UpstreamParameters) -> bool:
+    return "*" in one.models or "*" in other.models or bool(set(one.models) & set(other.models))

@@ -1,0 +1,190 @@
+"""Waiting requests of one class: fair between tenants, first come first served within one.
+
+Theory: virtual counters as in the Virtual Token Counter of fair LLM serving (Sheng et al., OSDI 2024), a
+form of start-time fair queueing. Each tenant has a counter of the service it received (cost in
+millitokens); the tenant with the smallest counter goes next, ties by arrival. A tenant that comes back
+after having nothing waiting is lifted to the smallest counter among those waiting, so that silence earns
+no credit. Every operation is O(log n) in the number of waiting tenants.
+
+Several queues may share one `ServiceCounters`: then fairness holds over all of them together.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from heapq import heapify, heappop, heappush
+
+from gateway.policy.request import Ticket
+
+_COUNTERS_KEPT = 1024
+
+
+class ServiceCounters:
+    """Service received per tenant, in millitokens."""
+
+    def __init__(self) -> None:
+        self._service: dict[str, int] = {}
+        self._waiting: dict[str, int] = {}  # tenant → queues in which it waits
+        self._queues: list[FairQueue] = []
+        self._floor = 0  # counter of the last one served: the smallest of those then waiting
+
+    def attach(self, queue: "FairQueue") -> None:
+        self._queues.append(queue)
+
+    def enter(self, tenant: str) -> None:
+        """The tenant starts to wait in one more queue; a returning one is lifted to the floor."""
+        queues = self._waiting.get(tenant, 0)
+        self._waiting[tenant] = queues + 1
+        if not queues:
+            self._service[tenant] = max(self._service.get(tenant, 0), self._floor)
+            if len(self._service) > _COUNTERS_KEPT + 2 * len(self._waiting):
+                self._forget()
+
+    def leave(self, tenant: str) -> None:
+        queues = self._waiting[tenant] - 1
+        if queues:
+            self._waiting[tenant] = queues
+        else:
+            del self._waiting[tenant]
+
+    def of(self, tenant: str) -> int:
+        return self._service.get(tenant, 0)
+
+    def serve(self, tenant: str, cost: int) -> None:
+        """The tenant, the least served of the waiting ones, receives `cost`."""
+        self._floor = max(self._floor, self.of(tenant))
+        self.correct(tenant, cost)
+
+    def correct(self, tenant: str, difference: int) -> None:
+        """Service turned out to be larger (or, negative, smaller) than what was counted."""
+        if difference:
+            self._service[tenant] = self.of(tenant) + difference
+            if tenant in self._waiting:
+                for queue in self._queues:
+                    queue.place(tenant)
+
+    def _forget(self) -> None:
+        """Drop counters that a return would lift anyway; the others still owe their tenant's excess."""
+        for tenant in [t for t, s in self._service.items() if t not in self._waiting and s <= self._floor]:
+            del self._service[tenant]
+
+    def __len__(self) -> int:
+        return len(self._service)
+
+
+class FairQueue:
+    """Tickets that wait, in the order of the least served tenant.
+
+    With `sticky_head` a ticket once seen at the head stays there until it is taken or removed: later
+    arrivals of a less served tenant do not push it back while it waits for its tokens.
+    """
+
+    def __init__(self, counters: ServiceCounters, sticky_head: bool = False) -> None:
+        self.counters = counters
+        counters.attach(self)
+        self._sticky = sticky_head
+        self._head: Ticket | None = None
+        self._by_tenant: dict[str, OrderedDict[int, Ticket]] = {}
+        self._places: dict[str, tuple[int, int, str]] = {}  # the entry of `_order` that is in force
+        self._order: list[tuple[int, int, str]] = []  # (counter, seq of the tenant's first, tenant)
+        self._costs: dict[str, int] = {}
+        self._heaviest: list[tuple[int, str]] = []  # (−cost, tenant), some out of date
+        self.total_cost = 0
+        self._length = 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[Ticket]:
+        for tickets in list(self._by_tenant.values()):
+            yield from list(tickets.values())
+
+    def push(self, ticket: Ticket) -> None:
+        tenant = ticket.tenant
+        tickets = self._by_tenant.get(tenant)
+        if tickets is None:
+            self.counters.enter(tenant)
+            tickets = self._by_tenant[tenant] = OrderedDict()
+            self._costs[tenant] = 0
+        tickets[ticket.seq] = ticket
+        self._length += 1
+        self._add_cost(tenant, ticket.cost)
+        if len(tickets) == 1:
+            self.place(tenant)
+
+    def peek(self) -> Ticket | None:
+        """Who is next; None when nobody waits."""
+        if self._head is not None:
+            return self._head
+        order = self._order
+        while order:
+            place = order[0]
+            if self._places.get(place[2]) is not place:
+                heappop(order)
+                continue
+            head = self._by_tenant[place[2]][place[1]]
+            if self._sticky:
+                self._head = head
+            return head
+        return None
+
+    def pop(self) -> Ticket:
+        """Take the head and count its cost as service to its tenant."""
+        ticket = self.peek()
+        if ticket is None:
+            raise IndexError("nobody waits")
+        self.remove(ticket)
+        self.counters.serve(ticket.tenant, ticket.cost)
+        return ticket
+
+    def remove(self, ticket: Ticket) -> None:
+        """Take a ticket out, wherever it stands, without counting service."""
+        if ticket is self._head:
+            self._head = None
+        tenant = ticket.tenant
+        tickets = self._by_tenant[tenant]
+        del tickets[ticket.seq]
+        self._length -= 1
+        self._add_cost(tenant, -ticket.cost)
+        if tickets:
+            self.place(tenant)
+        else:
+            del self._by_tenant[tenant]
+            del self._costs[tenant]
+            del self._places[tenant]
+            self.counters.leave(tenant)
+
+    def place(self, tenant: str) -> None:
+        """Put the tenant where its counter and its first ticket now belong."""
+        tickets = self._by_tenant.get(tenant)
+        if not tickets:
+            return
+        place = (self.counters.of(tenant), next(iter(tickets)), tenant)
+        if self._places.get(tenant) == place:
+            return
+        self._places[tenant] = place
+        heappush(self._order, place)
+        if len(self._order) > 2 * len(self._places) + 16:
+            self._order = list(self._places.values())
+            heapify(self._order)
+
+    def heaviest_tenant(self) -> tuple[str, int] | None:
+        """The tenant with the largest waiting cost, and that cost in millitokens."""
+        heap = self._heaviest
+        while heap:
+            cost, tenant = -heap[0][0], heap[0][1]
+            if self._costs.get(tenant) == cost:
+                return tenant, cost
+            heappop(heap)
+        return None
+
+    def newest_of(self, tenant: str) -> Ticket:
+        tickets = self._by_tenant[tenant]
+        return tickets[next(reversed(tickets))]
+
+    def _add_cost(self, tenant: str, cost: int) -> None:
+        self.total_cost += cost
+        self._costs[tenant] += cost
+        heappush(self._heaviest, (-self._costs[tenant], tenant))
+        if len(self._heaviest) > 2 * len(self._costs) + 64:
+            self._heaviest = [(-cost, tenant) for tenant, cost in self._costs.items()]
+            heapify(self._heaviest)

@@ -1,0 +1,142 @@
+"""What the policy knows of a request, and the ticket that stands for it from arrival to its end."""
+
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+from typing import Any
+
+from gateway.policy.clock import NEVER
+from gateway.policy.outcome import Outcome
+
+
+class Priority(IntEnum):
+    """Traffic class; the smaller goes first. Its public name is `P0`, never the number: engines disagree
+    on which sign is urgent."""
+
+    P0 = 0
+    P1 = 1
+    P2 = 2
+
+
+PRIORITIES = tuple(Priority)
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Facts of a request, complete before the policy sees it.
+
+    `input_tokens` is the estimate (at least 1); `max_output_tokens` what the client allows per sequence,
+    None when it does not say; `sequences` is `n` times the number of prompts. `client_timeout_ns` is how
+    long the client said it will wait, None when it did not.
+    """
+
+    request_id: str
+    priority: Priority
+    tenant: str
+    model: str
+    input_tokens: int
+    max_output_tokens: int | None = None
+    sequences: int = 1
+    body_bytes: int = 0
+    streaming: bool = True
+    client_timeout_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens a request really used, over all its sequences."""
+
+    input_tokens: int
+    output_tokens: int
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a request was told no, and when to come back.
+
+    `retry_after_ns` None means that no wait is known to help. `detail` is a sentence for the client.
+    """
+
+    outcome: Outcome
+    detail: str
+    retry_after_ns: int | None = None
+
+
+class Stage(Enum):
+    THROTTLED = "throttled"
+    """Waits for tokens of its class."""
+    READY = "ready"
+    """Paid; waits for a place at an upstream."""
+    DISPATCHED = "dispatched"
+    """Holds a lease on an upstream."""
+    ENDED = "ended"
+
+
+class Ticket:
+    """One request inside the policy. Only the policy writes to it; drivers read, and keep their own
+    object in `waiter`."""
+
+    __slots__ = (
+        "arrived_at",
+        "ask",
+        "charged",
+        "cost",
+        "deadline",
+        "dispatched_at",
+        "first_token_at",
+        "had_engine_alone",
+        "input_tokens",
+        "is_long",
+        "on_own_share",
+        "outcome",
+        "output_reserve",
+        "paid_at",
+        "pool",
+        "prefilling",
+        "priority",
+        "promoted",
+        "refusal",
+        "route",
+        "seq",
+        "stage",
+        "tenant",
+        "total_tokens",
+        "upstream",
+        "waiter",
+    )
+
+    def __init__(self, seq: int, ask: Ask, arrived_at: int) -> None:
+        self.seq = seq
+        self.ask = ask
+        self.priority = ask.priority
+        self.tenant = ask.tenant
+        self.arrived_at = arrived_at
+        self.input_tokens = ask.input_tokens
+        self.output_reserve = 0  # tokens, over all sequences
+        self.total_tokens = 0  # input and reserved output, what the engine's KV memory may come to hold
+        self.cost = 0  # millitokens
+        self.charged = 0  # millitokens taken from the class bucket and not given back
+        self.on_own_share = False  # charged to the class's own share alone
+        self.is_long = False
+        self.stage = Stage.THROTTLED
+        self.deadline = NEVER  # to be dispatched by then
+        self.paid_at: int | None = None
+        self.dispatched_at: int | None = None
+        self.first_token_at: int | None = None
+        self.had_engine_alone = False  # when dispatched, hardly any other prompt was being worked on
+        self.prefilling = False  # dispatched, first token not yet seen
+        self.promoted = False
+        self.refusal: Refusal | None = None
+        self.outcome: Outcome | None = None
+        self.route: Any = None  # pool.Route
+        self.pool: Any = None  # pool.Pool
+        self.upstream: Any = None  # upstream_slots.UpstreamSlots, once dispatched
+        self.waiter: Any = None
+
+    @property
+    def queue_wait_ns(self) -> int | None:
+        """From arrival to dispatch; None if it never was dispatched."""
+        return None if self.dispatched_at is None else self.dispatched_at - self.arrived_at
+
+    def __repr__(self) -> str:
+        return f"<Ticket {self.seq} {self.priority.name} {self.stage.value} cost={self.cost}>"

@@ -1,0 +1,154 @@
+"""Who goes next when a place is free.
+
+Strict order P0 > P1 > P2, with one exception that lets nobody starve. Each time a class with a waiting,
+paid head is passed over though its upstream is healthy and its lane free (holdback ignored), its skip
+count rises. At `skip_limit` the class is *due*: it goes first once, holdback and pending prefill lifted
+for that one, and its count restarts. If both are due, P2 goes first. With limits 2 and 19, P1 gets about
+one dispatch in three and P2 one in twenty, however full P0 is.
+
+A head of P0, or of a due class, that waits only for room keeps the classes behind it off its upstreams:
+otherwise a large request would see small ones take each place that becomes free.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from gateway.policy.parameters import ClassParameters
+from gateway.policy.priority_queue import FairQueue, ServiceCounters
+from gateway.policy.request import PRIORITIES, Priority, Ticket
+from gateway.policy.upstream_slots import Admits, UpstreamSlots
+
+_HELD_BACK_BY_OTHERS = (Admits.YES, Admits.NO_ROOM, Admits.NO_PREFILL_ROOM)
+
+
+class Route:
+    """The upstreams that may serve a request, and the line of those who wait for them.
+
+    Long prompts have a route of their own, so that one waiting for the lane does not hold up the rest.
+    """
+
+    def __init__(self, upstreams: Sequence[UpstreamSlots], long: bool) -> None:
+        self.upstreams = tuple(upstreams)
+        self.long = long
+        self.down_since: int | None = None
+        self.waiting: dict[int, Ticket] = {}
+
+    @property
+    def healthy(self) -> bool:
+        return any(upstream.healthy for upstream in self.upstreams)
+
+
+class ReadyClass:
+    """The paid requests of one class, in one fair line per route."""
+
+    def __init__(self) -> None:
+        self.counters = ServiceCounters()
+        self._lines: dict[Route, FairQueue] = {}
+        self.length = 0
+
+    def push(self, ticket: Ticket) -> None:
+        line = self._lines.get(ticket.route)
+        if line is None:
+            line = self._lines[ticket.route] = FairQueue(self.counters)
+        line.push(ticket)
+        self.length += 1
+
+    def pop(self, ticket: Ticket) -> None:
+        """Take this head out of its line."""
+        popped = self._lines[ticket.route].pop()
+        assert popped is ticket
+        self.length -= 1
+
+    def remove(self, ticket: Ticket) -> None:
+        self._lines[ticket.route].remove(ticket)
+        self.length -= 1
+
+    def heads(self) -> list[Ticket]:
+        """The first of each line, least served tenant first."""
+        heads = [head for line in self._lines.values() if (head := line.peek()) is not None]
+        if len(heads) > 1:
+            heads.sort(key=lambda t: (self.counters.of(t.tenant), t.seq))
+        return heads
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    ticket: Ticket
+    upstream: UpstreamSlots
+    promoted: bool
+
+
+class Scheduler:
+    def __init__(
+        self,
+        classes: Mapping[Priority, ClassParameters],
+        skip_limit: Mapping[Priority, int],
+    ) -> None:
+        self.ready = [ReadyClass() for _ in PRIORITIES]
+        self._holdback = [classes[p].holdback for p in PRIORITIES]
+        self._skip_limit = skip_limit
+        self.skipped = dict.fromkeys(skip_limit, 0)
+
+    def choose(self, limited: Sequence[bool], now: int) -> Choice | None:
+        """Who is to be dispatched now, and where; None when nobody can go. Changes nothing but the
+        places in line: `dispatched` must follow."""
+        kept_off: set[UpstreamSlots] = set()
+        for priority in self._due():
+            found = self._find(priority, limited[priority], now, kept_off, promoted=True)
+            if found is not None:
+                return found
+        for priority in PRIORITIES:
+            if self.ready[priority].length:
+                found = self._find(priority, limited[priority], now, kept_off, promoted=False)
+                if found is not None:
+                    return found
+        return None
+
+    def _due(self) -> Iterator[Priority]:
+        for priority in reversed(PRIORITIES):
+            limit = self._skip_limit.get(priority)
+            if limit is not None and self.skipped[priority] >= limit and self.ready[priority].length:
+                yield priority
+
+    def _find(
+        self, priority: Priority, limited: bool, now: int, kept_off: set[UpstreamSlots], promoted: bool
+    ) -> Choice | None:
+        holdback = self._holdback[priority]
+        for head in self.ready[priority].heads():
+            best: UpstreamSlots | None = None
+            waits_for: list[UpstreamSlots] = []
+            for upstream in head.route.upstreams:
+                if upstream in kept_off:
+                    continue
+                verdict = upstream.admits(head, holdback, limited, now, lifted=promoted)
+                if verdict is Admits.YES:
+                    if best is None or upstream.in_flight_tokens < best.in_flight_tokens:
+                        best = upstream
+                elif verdict is Admits.NO_ROOM:
+                    waits_for.append(upstream)
+            if best is not None:
+                return Choice(head, best, promoted)
+            if promoted or priority is Priority.P0:
+                kept_off.update(waits_for)
+        return None
+
+    def dispatched(self, choice: Choice, limited: Sequence[bool], now: int) -> None:
+        """Take the chosen one out of its line, and count who was passed over for it.
+
+        Call before the lease changes the upstream, so that all see the place that was free."""
+        chosen = choice.ticket
+        self.ready[chosen.priority].pop(chosen)
+        for priority in self.skipped:
+            if priority is chosen.priority:
+                self.skipped[priority] = 0
+            elif self.ready[priority].length and self._could_go(
+                priority, choice.upstream, limited[priority], now
+            ):
+                self.skipped[priority] += 1
+
+    def _could_go(self, priority: Priority, upstream: UpstreamSlots, limited: bool, now: int) -> bool:
+        return any(
+            upstream in head.route.upstreams
+            and upstream.admits(head, 1.0, limited, now) in _HELD_BACK_BY_OTHERS
+            for head in self.ready[priority].heads()
+        )

@@ -1,0 +1,94 @@
+"""How well the latency promises are kept, per class.
+
+Window: the last `window_requests` finished requests of the class, none older than `window_seconds`. Kept
+in two views: from arrival (what the user saw) and from dispatch (what the engine did); and of two wholes:
+*admitted* (those that got a first token or ran to an end at the engine) and *offered* (also those told no
+or let down). A non-streamed answer has neither TTFT nor TPOT and does not count; neither do endings that
+are the caller's own, nor a client that left before the promise was broken.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gateway.policy.events import RequestEnded
+from gateway.policy.outcome import CALLERS_OWN, Outcome
+from gateway.policy.parameters import ClassParameters, SloTargets, SloWindow
+from gateway.policy.request import Priority
+
+VIEWS = ("arrival", "dispatch")
+WHOLES = ("admitted", "offered")
+SLOS = ("ttft", "tpot", "all")
+
+_CLIENT_LEFT = frozenset({Outcome.CLIENT_GONE_QUEUED, Outcome.CLIENT_GONE_STREAMING, Outcome.CLIENT_STALLED})
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One request's verdicts; None = the promise does not apply to it."""
+
+    at: int
+    admitted: bool
+    met: dict[tuple[str, str], bool | None]  # (view, slo) → kept?
+
+
+class SloMonitor:
+    def __init__(self, classes: Mapping[Priority, ClassParameters], window: SloWindow) -> None:
+        self._targets = {p: c.slo for p, c in classes.items() if c.slo is not None}
+        self._window = window
+        self._samples: dict[Priority, deque[Sample]] = {
+            p: deque(maxlen=window.window_requests) for p in self._targets
+        }
+
+    def record(self, event: RequestEnded) -> None:
+        targets = self._targets.get(event.priority)
+        if targets is None or event.outcome in CALLERS_OWN:
+            return
+        sample = _judge(event, targets)
+        if sample is not None:
+            self._samples[event.priority].append(sample)
+
+    def attainment(self, priority: Priority, slo: str, view: str, of: str, now: int) -> float | None:
+        """Share of kept promises in the window, None where there is no sample."""
+        samples = self._samples.get(priority)
+        if samples is None:
+            return None
+        while samples and samples[0].at < now - self._window.window_ns:
+            samples.popleft()
+        kept = counted = 0
+        for sample in samples:
+            if of == "admitted" and not sample.admitted:
+                continue
+            met = sample.met[view, slo]
+            if met is not None:
+                counted += 1
+                kept += met
+        return kept / counted if counted else None
+
+
+def _judge(event: RequestEnded, targets: SloTargets) -> Sample | None:
+    if not event.streaming:
+        return None
+    let_down = event.outcome is not Outcome.COMPLETED
+    if event.outcome in _CLIENT_LEFT:
+        waited = event.ended_at - event.arrived_at
+        broken = event.ttft_ns is None and targets.ttft_ns is not None and waited > targets.ttft_ns
+        if event.ttft_ns is None and not broken:
+            return None
+        let_down = broken  # one that got its tokens and left is judged by what it got
+    met: dict[tuple[str, str], bool | None] = {}
+    for view, ttft in (("arrival", event.ttft_ns), ("dispatch", event.upstream_ttft_ns)):
+        if let_down:
+            verdicts: tuple[bool | None, bool | None] = (False, False)
+        else:
+            verdicts = (_within(ttft, targets.ttft_ns), _within(event.tpot_ns, targets.tpot_ns))
+        met[view, "ttft"], met[view, "tpot"] = verdicts
+        gap = None if let_down else _within(event.max_gap_ns, targets.max_gap_ns)
+        told = [v for v in (*verdicts, gap) if v is not None]
+        met[view, "all"] = all(told) if told else None
+    admitted = event.queue_wait_ns is not None
+    return Sample(event.ended_at, admitted, met)
+
+
+def _within(value: int | None, target: int | None) -> bool | None:
+    return None if value is None or target is None else value <= target

@@ -1,0 +1,270 @@
+"""Three token buckets under one capacity, with lending.
+
+Theory. The capacity C is split by shares: `rate_i = share_i × C`, and the rates always add up to C. Bucket
+i holds at most `burst_i`. While a bucket is full its inflow overflows into the others, P0 first, then P1,
+then P2; a class below an *active* higher one takes no more than `ceiling_share_i × C` in all. So an idle
+share is lent at once and taken back at once: shares are guarantees, not limits. (The hierarchical token
+bucket of Linux' traffic control lends in the same way; here lending is by strict class order, and nothing
+is owed back.)
+
+Within each bucket a second account, the *own level*, says how much of the level the class's own share has
+paid. While a higher class is active it grows by `rate_i` alone; otherwise lent tokens count as own. Long
+prompts below P0 are paid from it, so that lending never lets them stall the higher class more often than
+the class's share allows. Ordinary charges use lent tokens first: own level = min(own level, level).
+
+A cost above `burst_i` is affordable when the bucket is full and leaves it in debt, so the long-run rate
+holds and no request is locked out. Debits at settlement stop at `max_debt_seconds × rate_i` below zero.
+
+Exactness. Levels are integers of 10⁻¹² token; rates are integers of millitokens per second. One
+nanosecond at one millitoken per second is exactly one unit, so refilling for any whole number of
+nanoseconds is exact and takes no remainder along. Refill is piecewise linear: it is cut where a bucket
+fills and where a higher class's activity ends. Between two cuts all inflows are constant.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gateway.policy.clock import NANOSECONDS_PER_SECOND, NEVER
+from gateway.policy.parameters import MILLITOKENS
+from gateway.policy.request import PRIORITIES, Priority
+
+UNITS_PER_MILLITOKEN = NANOSECONDS_PER_SECOND
+UNITS_PER_TOKEN = MILLITOKENS * UNITS_PER_MILLITOKEN
+
+_INFLOW_SPAN_NS = NANOSECONDS_PER_SECOND
+_INFLOW_GRAIN_NS = NANOSECONDS_PER_SECOND // 20
+
+
+@dataclass(frozen=True, slots=True)
+class BucketRules:
+    shares: tuple[float, ...]
+    ceiling_shares: tuple[float, ...]
+    burst_seconds: float
+    min_burst_tokens: int
+    max_debt_seconds: float
+
+
+def split_rates(capacity: int, shares: Sequence[float]) -> list[int]:
+    """Rates in millitokens per second that add up to `capacity` exactly; P0 takes the rounding."""
+    rates = [int(capacity * share) for share in shares]
+    rates[0] += capacity - sum(rates)
+    return rates
+
+
+class TokenBuckets:
+    """Levels, rates and bursts of the three classes. `now` never goes back.
+
+    `active_until[i]` is the time up to which class i counts as active: NEVER while it has requests.
+    """
+
+    def __init__(self, rules: BucketRules, capacity: int, now: int) -> None:
+        self._rules = rules
+        self._now = now
+        self.active_until = [now] * len(PRIORITIES)
+        self.rates: list[int] = []
+        self.bursts: list[int] = []
+        self.capacity = 0
+        self._ceilings: list[int] = []
+        self.levels = [0] * len(PRIORITIES)
+        self.own_levels = [0] * len(PRIORITIES)
+        self._inflow = [0] * len(PRIORITIES)
+        self._inflow_history: deque[tuple[int, tuple[int, ...]]] = deque([(now, (0,) * len(PRIORITIES))])
+        self._install(split_rates(capacity, rules.shares))
+        self.levels = list(self.bursts)
+        self.own_levels = list(self.bursts)
+
+    # ------------------------------------------------------------------ rates
+
+    def set_rates(self, rates: Sequence[int], now: int) -> None:
+        """New rates in millitokens per second. Levels stay, cut to the new bursts."""
+        self.advance(now)
+        self._install(rates)
+        self.levels = [min(level, burst) for level, burst in zip(self.levels, self.bursts, strict=True)]
+        self.own_levels = [min(own, level) for own, level in zip(self.own_levels, self.levels, strict=True)]
+
+    def _install(self, rates: Sequence[int]) -> None:
+        rules = self._rules
+        self.rates = list(rates)
+        self.capacity = sum(rates)
+        self._ceilings = [
+            max(int(self.capacity * ceiling), rate)
+            for ceiling, rate in zip(rules.ceiling_shares, rates, strict=True)
+        ]
+        least = min(
+            rules.min_burst_tokens * UNITS_PER_TOKEN, self.capacity * NANOSECONDS_PER_SECOND
+        )  # C × 1 s
+        burst_ns = round(rules.burst_seconds * NANOSECONDS_PER_SECOND)
+        self.bursts = [max(rate * burst_ns, least) for rate in self.rates]
+
+    # ------------------------------------------------------------------ time
+
+    def advance(self, now: int) -> None:
+        """Refill up to `now`; a time already passed changes nothing."""
+        if now <= self._now:
+            return
+        before = list(self.levels)
+        self._flow(self.levels, self.own_levels, self._now, now)
+        for i, level in enumerate(before):
+            self._inflow[i] += self.levels[i] - level
+        self._now = now
+        history = self._inflow_history
+        if now - history[-1][0] >= _INFLOW_GRAIN_NS:
+            history.append((now, tuple(self._inflow)))
+            while len(history) > 1 and history[1][0] <= now - _INFLOW_SPAN_NS:
+                history.popleft()
+
+    def limited(self, priority: Priority, at: int) -> bool:
+        """Whether a higher class is active at that time."""
+        return any(self.active_until[higher] > at for higher in range(priority))
+
+    def next_activity_end(self, now: int) -> int:
+        """The next instant at which a class stops to count as active, NEVER if there is none."""
+        return min((t for t in self.active_until if now < t < NEVER), default=NEVER)
+
+    def _flow(
+        self,
+        levels: list[int],
+        own: list[int],
+        start: int,
+        end: int,
+        watched: Priority | None = None,
+        wanted: int = 0,
+        watch_own: bool = False,
+    ) -> int:
+        """Let tokens flow into `levels` and `own` from `start` to `end`, piece by piece.
+
+        With a `watched` bucket it stops as soon as that bucket holds `wanted` units, and answers when.
+        """
+        bursts, rates = self.bursts, self.rates
+        at = start
+        while at < end:
+            limited = [self.limited(i, at) for i in PRIORITIES]
+            inflow = self._inflow_rates(levels, limited)
+            step = min(end, self.next_activity_end(at)) - at
+            for i in PRIORITIES:
+                if inflow[i]:
+                    step = min(step, max((bursts[i] - levels[i]) // inflow[i], 1))
+            if watched is not None:
+                from_own = watch_own and limited[watched]
+                missing = wanted - (own[watched] if from_own else levels[watched])
+                if missing <= 0:
+                    return at
+                speed = rates[watched] if from_own else inflow[watched]
+                if speed:
+                    step = min(step, -(-missing // speed))
+            overflow = 0
+            for i in PRIORITIES:
+                gain = min(inflow[i] * step, bursts[i] - levels[i])
+                overflow += inflow[i] * step - gain
+                levels[i] += gain
+                own[i] = min(own[i] + rates[i] * step, levels[i]) if limited[i] else levels[i]
+            if overflow:
+                # A bucket filled inside its last nanosecond. What is over goes to whoever has room.
+                self._spill(levels, own, overflow, limited)
+            at += step
+        return at
+
+    def _inflow_rates(self, levels: list[int], limited: list[bool]) -> list[int]:
+        """Present inflow of each bucket, in millitokens per second."""
+        bursts, rates = self.bursts, self.rates
+        inflow = [0 if levels[i] >= bursts[i] else rates[i] for i in PRIORITIES]
+        spare = self.capacity - sum(inflow)
+        if spare:
+            for i in PRIORITIES:
+                if levels[i] < bursts[i]:
+                    more = min(spare, self._ceilings[i] - rates[i]) if limited[i] else spare
+                    inflow[i] += more
+                    spare -= more
+        return inflow
+
+    def _spill(self, levels: list[int], own: list[int], units: int, limited: list[bool]) -> None:
+        """Units that their own bucket has no room for, to the others: P0 first, and not to a class that
+        a ceiling below C limits at this time."""
+        for i in PRIORITIES:
+            if limited[i] and self._ceilings[i] < self.capacity:
+                continue
+            more = min(self.bursts[i] - levels[i], units)
+            if more > 0:
+                levels[i] += more
+                units -= more
+                if not limited[i]:
+                    own[i] = levels[i]
+
+    # ------------------------------------------------------------------ charge and settle
+
+    def affords(self, priority: Priority, cost: int, own_share: bool) -> bool:
+        """Whether the bucket can pay `cost` millitokens now; `own_share`: from its own level alone."""
+        level = self.own_levels[priority] if own_share else self.levels[priority]
+        return level >= min(cost * UNITS_PER_MILLITOKEN, self.bursts[priority])
+
+    def take(self, priority: Priority, cost: int, own_share: bool) -> None:
+        units = cost * UNITS_PER_MILLITOKEN
+        self.levels[priority] -= units
+        if own_share:
+            self.own_levels[priority] -= units
+        else:
+            self.own_levels[priority] = min(self.own_levels[priority], self.levels[priority])
+
+    def settle(self, priority: Priority, charged: int, actual: int, own_share: bool) -> int:
+        """Replace a charge by what was really used (both millitokens); answers what stays charged.
+
+        A refund beyond the burst goes to the other classes; a debit stops at the debt limit, and what
+        lies beyond it is forgiven (the answer is then smaller than `actual`).
+        """
+        if actual <= charged:
+            self._refund(priority, charged - actual, own_share)
+            return actual
+        lowest = -round(self._rules.max_debt_seconds * self.rates[priority]) * UNITS_PER_MILLITOKEN
+        above = max(self.levels[priority] - lowest, 0) // UNITS_PER_MILLITOKEN
+        debit = min(actual - charged, above)
+        self.take(priority, debit, own_share)
+        return charged + debit
+
+    def _refund(self, priority: Priority, millitokens: int, own_share: bool) -> None:
+        units = millitokens * UNITS_PER_MILLITOKEN
+        fits = min(units, self.bursts[priority] - self.levels[priority])
+        self.levels[priority] += fits
+        limited = [self.limited(i, self._now) for i in PRIORITIES]
+        if not limited[priority]:
+            self.own_levels[priority] = self.levels[priority]
+        elif own_share:
+            self.own_levels[priority] = min(self.own_levels[priority] + units, self.levels[priority])
+        if units > fits:
+            self._spill(self.levels, self.own_levels, units - fits, limited)
+
+    # ------------------------------------------------------------------ prediction
+
+    def time_until(self, priority: Priority, cost: int, own_share: bool, horizon_ns: int) -> int:
+        """When the bucket will afford `cost` if nobody else takes from it; NEVER if not within the
+        horizon. Rounded up to a whole nanosecond, so that asking again at that time finds it true."""
+        if self.affords(priority, cost, own_share):
+            return self._now
+        wanted = min(cost * UNITS_PER_MILLITOKEN, self.bursts[priority])
+        end = self._now + horizon_ns
+        reached = self._flow(
+            list(self.levels), list(self.own_levels), self._now, end, priority, wanted, own_share
+        )
+        return reached if reached < end else NEVER
+
+    def predicted_wait_ns(self, priority: Priority, cost: int, cost_ahead: int, own_share: bool) -> int:
+        """(tokens missing + cost waiting ahead) / max(own rate, inflow of the last second), in
+        nanoseconds. From the own level the rate is the class's own."""
+        level = self.own_levels[priority] if own_share else self.levels[priority]
+        wanted = min(cost * UNITS_PER_MILLITOKEN, self.bursts[priority])
+        missing = wanted + cost_ahead * UNITS_PER_MILLITOKEN - level
+        if missing <= 0:
+            return 0
+        rate = self.rates[priority]
+        if not own_share:
+            rate = max(rate, self.recent_inflow(priority))
+        return -(-missing // rate) if rate else NEVER
+
+    def recent_inflow(self, priority: Priority) -> int:
+        """Mean inflow over the last second, millitokens per second."""
+        since, amounts = self._inflow_history[0]
+        span = max(self._now - since, _INFLOW_SPAN_NS)
+        return (self._inflow[priority] - amounts[priority]) // span
+
+    def level_tokens(self, priority: Priority) -> float:
+        return self.levels[priority] / UNITS_PER_TOKEN

@@ -1,0 +1,127 @@
+"""Places at one upstream: who holds a lease, and whether one more may be sent there now.
+
+A lease is held from dispatch to the last byte. Limits (design names): `max_in_flight` and
+`max_in_flight_tokens`, of which a class may fill ⌈holdback × limit⌉; below P0 the long-prompt lane, its
+duty, and the pending prefill, so that waiting happens here in order and not inside a FIFO engine.
+"""
+
+from enum import Enum
+from math import ceil
+
+from gateway.policy.clock import NEVER
+from gateway.policy.parameters import SchedulingParameters, UpstreamParameters
+from gateway.policy.prefill_model import PrefillModel
+from gateway.policy.request import Priority, Ticket
+
+
+class Admits(Enum):
+    YES = "yes"
+    NO_ROOM = "no room"
+    """Slots or tokens are taken; another request's end will free them."""
+    NO_PREFILL_ROOM = "no prefill room"
+    """The engine still works on prompts sent before."""
+    LANE_TAKEN = "lane taken"
+    """A long prompt must wait for another one, or for its turn."""
+    DOWN = "down"
+
+
+class UpstreamSlots:
+    def __init__(self, parameters: UpstreamParameters, scheduling: SchedulingParameters) -> None:
+        self.name = parameters.name
+        self.parameters = parameters
+        self._scheduling = scheduling
+        self.healthy = True
+        self.max_in_flight = parameters.max_in_flight
+        self.max_in_flight_tokens = parameters.max_in_flight_tokens
+        self.in_flight = [0, 0, 0]  # per class
+        self.in_flight_total = 0
+        self.in_flight_tokens = 0
+        self.pending_prefill_tokens = 0
+        self.long_prefills = 0  # below P0
+        self.next_long_at = 0  # the duty rule's next turn
+        self.prefill = PrefillModel(parameters.tokens_per_second)
+
+    # ------------------------------------------------------------------ may it go?
+
+    def admits(
+        self, ticket: Ticket, holdback: float, limited: bool, now: int, lifted: bool = False
+    ) -> Admits:
+        """Whether the ticket may be sent now. `limited`: a higher class is active, so the long prompts'
+        duty applies. `lifted`: a promotion; holdback and pending prefill do not hold it back."""
+        if not self.healthy:
+            return Admits.DOWN
+        below_p0 = ticket.priority is not Priority.P0
+        if below_p0 and ticket.is_long and not self._lane_free(limited, now):
+            return Admits.LANE_TAKEN
+        if not self._has_room(ticket, 1.0 if lifted else holdback):
+            return Admits.NO_ROOM
+        if below_p0 and not lifted and not self._has_prefill_room(ticket):
+            return Admits.NO_PREFILL_ROOM
+        return Admits.YES
+
+    def _lane_free(self, limited: bool, now: int) -> bool:
+        if self.long_prefills >= self._scheduling.long_prompt_lane:
+            return False
+        return not limited or now >= self.next_long_at
+
+    def _has_room(self, ticket: Ticket, holdback: float) -> bool:
+        limit = self.max_in_flight
+        if limit is not None and self.in_flight_total >= _part(holdback, limit):
+            return False
+        limit = self.max_in_flight_tokens
+        if limit is None:
+            return True
+        if limit == 0:
+            return False
+        return (
+            self.in_flight_tokens + ticket.total_tokens <= _part(holdback, limit) or self.in_flight_total == 0
+        )
+
+    def _has_prefill_room(self, ticket: Ticket) -> bool:
+        pending = self.pending_prefill_tokens
+        return not pending or pending + ticket.input_tokens <= self._scheduling.max_pending_prefill_tokens
+
+    # ------------------------------------------------------------------ the lease
+
+    def lease(self, ticket: Ticket, now: int) -> None:
+        ticket.upstream = self
+        ticket.dispatched_at = now
+        self.in_flight[ticket.priority] += 1
+        self.in_flight_total += 1
+        self.in_flight_tokens += ticket.total_tokens
+        alone = self.pending_prefill_tokens <= ticket.input_tokens
+        ticket.prefilling = True
+        ticket.had_engine_alone = alone
+        self.pending_prefill_tokens += ticket.input_tokens
+        if ticket.is_long and ticket.priority is not Priority.P0:
+            self.long_prefills += 1
+            duty = self._scheduling.long_prompt_duty
+            prefill_ns = self.prefill.predict_ns(ticket.input_tokens)
+            self.next_long_at = now + ceil(prefill_ns / duty) if duty else NEVER
+
+    def prefilled(self, ticket: Ticket) -> None:
+        """The first token was seen, or counts as seen. Repeating it changes nothing."""
+        if not ticket.prefilling:
+            return
+        ticket.prefilling = False
+        self.pending_prefill_tokens -= ticket.input_tokens
+        if ticket.is_long and ticket.priority is not Priority.P0:
+            self.long_prefills -= 1
+
+    def release(self, ticket: Ticket) -> None:
+        self.prefilled(ticket)
+        self.in_flight[ticket.priority] -= 1
+        self.in_flight_total -= 1
+        self.in_flight_tokens -= ticket.total_tokens
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.parameters.tokens_per_second
+
+    def __repr__(self) -> str:
+        return f"<UpstreamSlots {self.name} in_flight={self.in_flight}>"
+
+
+def _part(holdback: float, limit: int) -> int:
+    """⌈fraction × limit⌉, at least 1 of a limit that lets anything pass."""
+    return max(ceil(holdback * limit - 1e-9), 1) if limit else 0
