@@ -24,6 +24,8 @@ from gateway.policy.token_cost import (
 )
 from gateway.policy.upstream_slots import UpstreamSlots
 
+DRAINING = Refusal(Outcome.REJECTED_DRAINING, "the gateway is shutting down")
+
 
 class RequestTooLong(ValueError):
     """Input and reserved output exceed `max_request_tokens`: waiting cannot help."""
@@ -40,6 +42,9 @@ class Delivered:
     usage: Usage | None = None
     last_token_at: int | None = None
     max_gap_ns: int | None = None
+
+
+NOTHING_DELIVERED = Delivered()
 
 
 class Admission:
@@ -79,7 +84,7 @@ class Admission:
         else:
             raise KeyError(ask.model)
         if self._draining:
-            self._refuse_at_once(ticket, Refusal(Outcome.REJECTED_DRAINING, "the gateway is shutting down"))
+            self._refuse_at_once(ticket, DRAINING)
         else:
             pool.submit(ticket, now)
         return ticket
@@ -89,7 +94,7 @@ class Admission:
         if ticket.stage is Stage.DISPATCHED and ticket.first_token_at is None:
             ticket.pool.first_token(ticket, self._clock.now())
 
-    def finish(self, ticket: Ticket, outcome: Outcome, delivered: Delivered = Delivered()) -> None:
+    def finish(self, ticket: Ticket, outcome: Outcome, delivered: Delivered = NOTHING_DELIVERED) -> None:
         """A dispatched request has ended. Only the first call counts."""
         if ticket.stage is not Stage.DISPATCHED:
             return
@@ -130,11 +135,8 @@ class Admission:
         self._draining = True
         now = self._clock.now()
         for pool in self.pools:
-            for route in pool.routes():
-                for ticket in list(route.waiting.values()):
-                    pool.cancel(
-                        ticket, Refusal(Outcome.REJECTED_DRAINING, "the gateway is shutting down"), now
-                    )
+            for ticket in pool.waiting():
+                pool.cancel(ticket, DRAINING, now)
 
     @property
     def draining(self) -> bool:
@@ -187,7 +189,8 @@ class Admission:
 
 def _ended(ticket: Ticket, delivered: Delivered, now: int) -> RequestEnded:
     assert ticket.outcome is not None
-    ask, first, usage = ticket.ask, ticket.first_token_at, delivered.usage
+    ask, usage = ticket.ask, delivered.usage
+    dispatched, first = ticket.dispatched_at, ticket.first_token_at
     tpot = None
     if first is not None and delivered.last_token_at is not None and usage is not None:
         steps = usage.output_tokens // ask.sequences - 1
@@ -205,7 +208,7 @@ def _ended(ticket: Ticket, delivered: Delivered, now: int) -> RequestEnded:
         ended_at=now,
         queue_wait_ns=ticket.queue_wait_ns,
         ttft_ns=None if first is None else first - ticket.arrived_at,
-        upstream_ttft_ns=None if first is None else first - ticket.dispatched_at,
+        upstream_ttft_ns=None if first is None or dispatched is None else first - dispatched,
         tpot_ns=tpot,
         max_gap_ns=delivered.max_gap_ns,
         usage=usage,

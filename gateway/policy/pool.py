@@ -68,8 +68,8 @@ class Pool:
                 route.down_since = self._now
         return route
 
-    def routes(self) -> list[Route]:
-        return list(self._routes.values())
+    def waiting(self) -> list[Ticket]:
+        return [ticket for route in self._routes.values() for ticket in route.waiting.values()]
 
     def set_health(self, upstream: UpstreamSlots, healthy: bool, now: int) -> None:
         self.advance(now)

@@ -10,6 +10,7 @@ A head of P0, or of a due class, that waits only for room keeps the classes behi
 otherwise a large request would see small ones take each place that becomes free.
 """
 
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -31,7 +32,7 @@ class Route:
         self.upstreams = tuple(upstreams)
         self.long = long
         self.down_since: int | None = None
-        self.waiting: dict[int, Ticket] = {}
+        self.waiting: OrderedDict[int, Ticket] = OrderedDict()  # by arrival, throttled ones included
 
     @property
     def healthy(self) -> bool:
