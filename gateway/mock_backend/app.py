@@ -1,0 +1,254 @@
+"""The GPU model behind vLLM's OpenAI-compatible face: a plain ASGI application.
+
+Headers of a stream go out when its sequences are queued; each token is one write at the end of its iteration.
+A client that goes away aborts its sequences at once. Every sequence a call has queued is given back in one
+place, `_generate`, on every way out.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from .gpu_model import GpuEngine, GpuPreset, SchedulingPolicy
+from .metrics_page import CONTENT_TYPE, metrics_page
+from .openai_answers import CHAT, COMPLETION, AnswerForm, StreamedAnswer, new_request_id, whole_answer
+from .openai_requests import Generation, RequestError, parse_chat, parse_completion
+from .paced_engine import PacedEngine
+
+MODEL = "mock-gpu"
+VERSION = "0.32.0"
+"""The vLLM whose wire format this is."""
+
+_JSON = b"application/json"
+_EVENT_STREAM = b"text/event-stream; charset=utf-8"
+_log = logging.getLogger(__name__)
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Parse = Callable[[bytes, str, int], Generation]
+
+
+class TokenMailbox:
+    """Tokens on their way from the engine to one answer. One reader."""
+
+    def __init__(self) -> None:
+        self._tokens: list[tuple[int, int, bool]] = []
+        self._closed = False
+        self._news = asyncio.Event()
+
+    def put(self, choice: int, index: int, finished: bool) -> None:
+        self._tokens.append((choice, index, finished))
+        self._news.set()
+
+    def put_last(self, choice: int, index: int, finished: bool) -> None:
+        """For answers that are sent whole: wakes the reader for the last token only."""
+        if finished:
+            self.put(choice, index, finished)
+
+    def close(self) -> None:
+        self._closed = True
+        self._news.set()
+
+    async def take(self) -> list[tuple[int, int, bool]]:
+        """What has come since the last time, waiting for something to come; empty once closed."""
+        while not self._tokens and not self._closed:
+            self._news.clear()
+            await self._news.wait()
+        tokens, self._tokens = self._tokens, []
+        return [] if self._closed else tokens
+
+
+class MockGpuApp:
+    """One engine and its HTTP face; the lifespan protocol starts and stops the engine."""
+
+    def __init__(
+        self,
+        preset: GpuPreset,
+        policy: SchedulingPolicy = "fcfs",
+        max_num_seqs: int | None = None,
+        model: str = MODEL,
+    ) -> None:
+        self._model = model
+        self._created = int(time.time())
+        self._max_model_len = preset.max_model_len
+        self._paced = PacedEngine(GpuEngine(preset, policy, max_num_seqs))
+        self._running: asyncio.Task[None] | None = None
+        self._routes: dict[str, tuple[str, Callable[[Message, Receive, Send], Awaitable[None]]]] = {
+            "/v1/chat/completions": ("POST", partial(self._generate, parse_chat, CHAT)),
+            "/v1/completions": ("POST", partial(self._generate, parse_completion, COMPLETION)),
+            "/v1/models": ("GET", self._models),
+            "/health": ("GET", self._health),
+            "/version": ("GET", self._version),
+            "/metrics": ("GET", self._metrics),
+        }
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+            return
+        method, handler = self._routes.get(scope["path"], ("", None))
+        if handler is None:
+            await _respond(send, 404, b'{"detail":"Not Found"}')
+        elif scope["method"] != method:
+            await _respond(send, 405, b'{"detail":"Method Not Allowed"}', [(b"allow", method.encode())])
+        else:
+            await handler(scope, receive, send)
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        await receive()
+        self._running = asyncio.create_task(self._paced.run())
+        self._running.add_done_callback(_report_failure)
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        self._running.cancel()
+        await asyncio.wait([self._running])
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def _health(self, scope: Message, receive: Receive, send: Send) -> None:
+        alive = self._running is not None and not self._running.done()
+        await _respond(send, 200 if alive else 503, b"", content_type=None)
+
+    async def _version(self, scope: Message, receive: Receive, send: Send) -> None:
+        await _respond(send, 200, msgspec.json.encode({"version": VERSION}))
+
+    async def _metrics(self, scope: Message, receive: Receive, send: Send) -> None:
+        page = metrics_page(self._paced.engine, self._paced.counters, self._model)
+        await _respond(send, 200, page, content_type=CONTENT_TYPE)
+
+    async def _models(self, scope: Message, receive: Receive, send: Send) -> None:
+        card = {
+            "id": self._model,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "vllm",
+            "root": self._model,
+            "parent": None,
+            "max_model_len": self._max_model_len,
+        }
+        await _respond(send, 200, msgspec.json.encode({"object": "list", "data": [card]}))
+
+    async def _generate(
+        self, parse: Parse, form: AnswerForm, scope: Message, receive: Receive, send: Send
+    ) -> None:
+        body = await _read_body(receive)
+        if body is None:
+            return
+        try:
+            asked = parse(body, self._model, self._max_model_len)
+        except RequestError as error:
+            await _respond(send, error.status, error.body())
+            return
+        mailbox = TokenMailbox()
+        gone = asyncio.create_task(_client_gone(receive))
+        gone.add_done_callback(lambda _: mailbox.close())
+        sequences = self._queue(asked, mailbox)
+        try:
+            answer = _stream_answer if asked.stream else _send_whole_answer
+            await answer(form, asked, self._model, _request_id(scope), mailbox, send)
+        finally:
+            gone.cancel()
+            for id in sequences:
+                self._paced.abort(id)
+
+    def _queue(self, asked: Generation, mailbox: TokenMailbox) -> list[int]:
+        put = mailbox.put if asked.stream else mailbox.put_last
+        return [
+            self._paced.submit(
+                tokens, asked.output_tokens, asked.priority, asked.finish_reason, partial(put, choice)
+            )
+            for choice, tokens in enumerate(asked.choices_prompt_tokens())
+        ]
+
+
+async def _stream_answer(
+    form: AnswerForm, asked: Generation, model: str, request_id: str, mailbox: TokenMailbox, send: Send
+) -> None:
+    answer = StreamedAnswer(form, asked, model, request_id)
+    await send(
+        _response_start(200, [(b"content-type", _EVENT_STREAM), (b"x-request-id", request_id.encode())])
+    )
+    unfinished = len(asked.choices_prompt_tokens())
+    opening = answer.role_events()
+    while unfinished:
+        tokens = await mailbox.take()
+        if not tokens:
+            return
+        for event in opening:
+            await send(_response_body(event))
+        opening = []
+        for choice, index, finished in tokens:
+            await send(_response_body(answer.token_event(choice, index, finished)))
+            unfinished -= finished
+    for event in answer.closing_events():
+        await send(_response_body(event))
+    await send(_response_body(b"", more=False))
+
+
+async def _send_whole_answer(
+    form: AnswerForm, asked: Generation, model: str, request_id: str, mailbox: TokenMailbox, send: Send
+) -> None:
+    unfinished = len(asked.choices_prompt_tokens())
+    while unfinished:
+        tokens = await mailbox.take()
+        if not tokens:
+            return
+        unfinished -= len(tokens)
+    body = whole_answer(form, asked, model, request_id)
+    await _respond(send, 200, body, [(b"x-request-id", request_id.encode())])
+
+
+async def _read_body(receive: Receive) -> bytes | None:
+    """The whole body, or None when the client went away first."""
+    parts: list[bytes] = []
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        parts.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+async def _client_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _request_id(scope: Message) -> str:
+    for name, value in scope["headers"]:
+        if name == b"x-request-id":
+            return str(value, "latin-1")
+    return new_request_id()
+
+
+async def _respond(
+    send: Send,
+    status: int,
+    body: bytes,
+    headers: list[tuple[bytes, bytes]] | None = None,
+    content_type: bytes | None = _JSON,
+) -> None:
+    all_headers = [(b"content-length", b"%d" % len(body)), *(headers or [])]
+    if content_type is not None:
+        all_headers.append((b"content-type", content_type))
+    await send(_response_start(status, all_headers))
+    await send(_response_body(body, more=False))
+
+
+def _response_start(status: int, headers: list[tuple[bytes, bytes]]) -> Message:
+    return {"type": "http.response.start", "status": status, "headers": headers}
+
+
+def _response_body(body: bytes, more: bool = True) -> Message:
+    return {"type": "http.response.body", "body": body, "more_body": more}
+
+
+def _report_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        _log.critical("the engine has died", exc_info=error)
