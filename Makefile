@@ -1,0 +1,72 @@
+# `make` alone lists the targets. Needed: make, Python 3.11 or newer with venv, and a package index for pip.
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+# The Python that makes the virtual environment: the first of these that is new enough.
+PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
+	"$$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$name" && break; done)
+
+VENV := .venv
+VENV_PYTHON := $(VENV)/bin/python
+INSTALLED := $(VENV)/.installed
+INSTALLED_DEV := $(VENV)/.installed-dev
+
+# Only hashes, and those of the default index's files alone, whatever else pip is set to look at here.
+LOCK_TOOLS := build/lock-tools
+PIP_COMPILE := env -u PIP_FIND_LINKS -u PIP_INDEX_URL -u PIP_EXTRA_INDEX_URL PIP_CONFIG_FILE=/dev/null \
+	$(LOCK_TOOLS)/bin/python -m piptools compile --quiet --generate-hashes --no-emit-index-url \
+	--no-emit-find-links --no-header --no-annotate --strip-extras --allow-unsafe --build-deps-for wheel
+
+.PHONY: help
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+
+.PHONY: run
+run: $(INSTALLED) ## Start the gateway; CONFIG=config/tour.yaml picks a configuration
+	@exec $(VENV)/bin/qos-gateway serve $(if $(CONFIG),--config "$(CONFIG)")
+
+.PHONY: test
+test: $(INSTALLED_DEV) ## Run all tests; ARGS="-k bucket" picks some
+	$(VENV_PYTHON) -m pytest $(ARGS)
+
+.PHONY: check
+check: $(INSTALLED_DEV) ## Lint, formatting, types, direction of imports
+	$(VENV_PYTHON) -m ruff check .
+	$(VENV_PYTHON) -m ruff format --check .
+	$(VENV_PYTHON) -m mypy
+	$(VENV_PYTHON) -m pytest tests/test_architecture.py
+
+.PHONY: lock
+lock: ## Renew the lock files after a change of pyproject.toml; UPGRADE=1 takes new releases
+	test -x $(LOCK_TOOLS)/bin/python || "$(PYTHON)" -m venv $(LOCK_TOOLS)
+	$(LOCK_TOOLS)/bin/python -m pip install --quiet pip-tools
+	$(PIP_COMPILE) $(if $(UPGRADE),--upgrade) --output-file requirements.lock pyproject.toml
+	$(PIP_COMPILE) $(if $(UPGRADE),--upgrade) --constraint requirements.lock --extra dev \
+		--output-file requirements-dev.lock pyproject.toml
+
+.PHONY: clean
+clean: ## Remove caches and build products; the virtual environment stays
+	rm -rf build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+# An environment that is there already is used, whoever made it; the stamps tell when it was last filled.
+PIP := $(VENV_PYTHON) -m pip install --quiet --disable-pip-version-check
+
+define install
+	@$(VENV_PYTHON) -c 'import pip' 2>/dev/null || $(VENV_PYTHON) -m ensurepip
+	$(PIP) --require-hashes -r $(1)
+	$(PIP) --no-deps --no-build-isolation --editable .
+endef
+
+$(VENV_PYTHON):
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3" >&2; exit 1; }
+	"$(PYTHON)" -m venv $(VENV)
+
+$(INSTALLED): requirements.lock pyproject.toml | $(VENV_PYTHON)
+	$(call install,requirements.lock)
+	@touch $@
+
+$(INSTALLED_DEV): requirements-dev.lock requirements.lock pyproject.toml | $(VENV_PYTHON)
+	$(call install,requirements-dev.lock)
+	@touch $(INSTALLED) $@

@@ -1,0 +1,160 @@
+"""The one place where the parts meet: settings → policy, engines, edge, listeners."""
+
+import asyncio
+import random
+from collections.abc import Callable
+
+import structlog
+from prometheus_client import CollectorRegistry
+
+from gateway import __version__
+from gateway.api.access import Access
+from gateway.api.edge import Edge
+from gateway.api.exchange import Interrupt
+from gateway.api.request_body import BodyLimits
+from gateway.keys import KeyRing
+from gateway.mock_backend.child import MockGpuProcess, parse_mock_url
+from gateway.policy.admission import Admission
+from gateway.policy.clock import Clock, to_nanoseconds
+from gateway.policy.parameters import PolicyParameters
+from gateway.policy_parameters import classification_rules, policy_parameters
+from gateway.runtime.admission_gate import AdmissionGate
+from gateway.runtime.system_clock import SystemClock
+from gateway.settings import Settings, UpstreamSettings
+from gateway.telemetry.fanout import Observers
+from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.request_log import RequestLog
+from gateway.upstream.client import Upstream, UpstreamAddress
+from gateway.upstream.health import HealthProbe, ProbeRules
+from gateway.upstream.transport import TransportTimeouts
+
+_log = structlog.get_logger("gateway")
+
+_STALL_CHECKS = 4
+"""A reader is found stalled within a quarter of `write_idle_seconds` after that time."""
+
+
+class Gateway:
+    """A whole gateway, without its sockets. `await start()`, serve `edge`, then `drain` and `stop`."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        keys: KeyRing | None = None,
+        *,
+        clock: Clock | None = None,
+        registry: CollectorRegistry | None = None,
+        random: Callable[[], float] = random.random,
+    ) -> None:
+        self.settings = settings
+        self.registry = registry or CollectorRegistry()
+        self._keys = keys
+        self._clock = clock or SystemClock()
+        self._random = random
+        self._mock_gpus: list[MockGpuProcess] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._upstreams: dict[str, Upstream] = {}
+
+    async def start(self) -> Edge:
+        settings = self.settings
+        await self._start_upstreams()
+        self.edge = self._build_edge()
+        for upstream_settings in settings.upstreams:
+            health = upstream_settings.health
+            rules = ProbeRules(health.path, health.interval_seconds, health.fail_after, health.pass_after)
+            probe = HealthProbe(self._upstreams[upstream_settings.name], rules, self._health_changed)
+            self._tasks.append(asyncio.create_task(probe.run()))
+        self._tasks.append(asyncio.create_task(self._drop_stalled_readers()))
+        if self._keys is None:
+            _log.warning("open gateway: no keys_file, so anybody may claim any class")
+        return self.edge
+
+    async def drain(self) -> None:
+        """Refuse what waits and what comes; let streams end until `drain_seconds`, then break them off."""
+        self.edge.gate.drain()
+        running = [exchange.task for exchange in self.edge.active if exchange.task is not None]
+        if running:
+            await asyncio.wait(running, timeout=self.settings.server.drain_seconds)
+        for exchange in list(self.edge.active):
+            exchange.interrupt(Interrupt.SHUTDOWN)
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.edge.gate.close()
+        for upstream in self._upstreams.values():
+            await upstream.aclose()
+        await asyncio.gather(*(gpu.stop() for gpu in self._mock_gpus))
+
+    # ------------------------------------------------------------------ inside
+
+    async def _start_upstreams(self) -> None:
+        timeouts = self.settings.upstream_timeouts
+        transport_timeouts = TransportTimeouts(
+            timeouts.connect_seconds, timeouts.first_byte_seconds, timeouts.idle_seconds
+        )
+        urls = await asyncio.gather(*(self._url(upstream) for upstream in self.settings.upstreams))
+        for upstream, url in zip(self.settings.upstreams, urls, strict=True):
+            key = upstream.api_key
+            address = UpstreamAddress(
+                name=upstream.name,
+                url=url,
+                models=tuple(upstream.models),
+                credential=None if key is None else b"Bearer " + key.get_secret_value().encode(),
+                engine_priority=upstream.engine_priority,
+            )
+            self._upstreams[upstream.name] = Upstream(address, transport_timeouts)
+
+    async def _url(self, upstream: UpstreamSettings) -> str:
+        if not upstream.url.startswith("mock://"):
+            return upstream.url
+        gpu = await MockGpuProcess.start(parse_mock_url(upstream.url))
+        self._mock_gpus.append(gpu)
+        return gpu.url
+
+    def _build_edge(self) -> Edge:
+        settings = self.settings
+        parameters = policy_parameters(settings)
+        request_log = RequestLog(self._clock)
+        metrics = self._metrics(parameters)
+        observers = Observers([metrics, request_log])
+        admission = Admission(parameters, self._clock, observers)
+        metrics.watch(admission)
+        return Edge(
+            clock=self._clock,
+            gate=AdmissionGate(admission, self._clock),
+            upstreams=self._upstreams,
+            access=Access(self._keys),
+            rules=classification_rules(settings),
+            priority_headers=frozenset(name.lower().encode() for name in settings.classification.header),
+            body_limits=BodyLimits(settings.server.max_body_bytes, settings.server.body_read_seconds),
+            metrics=metrics,
+            request_log=request_log,
+            observer=observers,
+            random=self._random,
+        )
+
+    def _metrics(self, parameters: PolicyParameters) -> Metrics:
+        return Metrics(
+            self.registry,
+            parameters,
+            clock=self._clock,
+            version=__version__,
+            max_label_values=self.settings.metrics.max_label_values,
+            first_byte_seconds=self.settings.upstream_timeouts.first_byte_seconds,
+        )
+
+    def _health_changed(self, name: str, healthy: bool, why: str) -> None:
+        log = _log.info if healthy else _log.warning
+        log("upstream is back" if healthy else "upstream is down", upstream=name, reason=why)
+        self.edge.gate.set_upstream_health(name, healthy)
+
+    async def _drop_stalled_readers(self) -> None:
+        limit = self.settings.server.write_idle_seconds
+        while True:
+            await asyncio.sleep(limit / _STALL_CHECKS)
+            oldest = self._clock.now() - to_nanoseconds(limit)
+            for exchange in list(self.edge.active):
+                if exchange.writing_since is not None and exchange.writing_since <= oldest:
+                    exchange.interrupt(Interrupt.CLIENT_STALLED)

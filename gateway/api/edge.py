@@ -1,0 +1,121 @@
+"""What all exchanges share: the policy's gate, the engines, the rules of the door, and the listeners."""
+
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TYPE_CHECKING
+
+import structlog
+
+from gateway.api.access import Access
+from gateway.api.headers import Header, duration
+from gateway.api.request_body import BodyLimits
+from gateway.policy.admission import Admission
+from gateway.policy.classification import ClassificationRules
+from gateway.policy.clock import Clock
+from gateway.policy.events import Observer, RequestEnded
+from gateway.policy.outcome import Outcome
+from gateway.policy.request import Ask, Priority
+from gateway.runtime.admission_gate import AdmissionGate
+from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.request_log import RequestLog
+from gateway.upstream.client import Upstream
+
+if TYPE_CHECKING:
+    from gateway.api.exchange import Exchange
+
+_log = structlog.get_logger("gateway")
+
+
+@dataclass
+class Edge:
+    clock: Clock
+    gate: AdmissionGate
+    upstreams: Mapping[str, Upstream]
+    access: Access
+    rules: ClassificationRules
+    priority_headers: frozenset[bytes]
+    body_limits: BodyLimits
+    metrics: Metrics
+    request_log: RequestLog
+    observer: Observer
+    random: Callable[[], float]
+    active: set["Exchange"] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        process = secrets.token_hex(6)
+        self._ids = (f"{process}-{number:x}" for number in count(1))
+
+    @property
+    def admission(self) -> Admission:
+        return self.gate.admission
+
+    # ------------------------------------------------------------------ names
+
+    def new_request_id(self) -> str:
+        return "req-" + next(self._ids)
+
+    def upstream_request_id(self, exchange: "Exchange") -> bytes:
+        """Unique even when two clients give the same id: engines take it for the request's identity."""
+        given = exchange.given_id
+        return (exchange.request_id if given is None else f"{given}-{next(self._ids)}").encode()
+
+    def any_healthy_upstream(self) -> Upstream | None:
+        for name, upstream in self.upstreams.items():
+            if self.admission.upstream(name).healthy:
+                return upstream
+        return None
+
+    def rate_limit_headers(self, priority: Priority, ask: Ask | None) -> list[Header]:
+        """`x-ratelimit-*` of the bucket that binds; in the open gateway that of the class."""
+        standing = None if ask is None else self.admission.standing(priority, ask.model)
+        if standing is None:
+            return []
+        headers = [
+            (b"x-ratelimit-limit-tokens", b"%d" % standing.limit_tokens),
+            (b"x-ratelimit-remaining-tokens", b"%d" % standing.remaining_tokens),
+            (b"x-ratelimit-reset-tokens", duration(standing.full_after_ns)),
+        ]
+        if standing.limit_requests is not None:
+            headers += (
+                (b"x-ratelimit-limit-requests", b"%d" % standing.limit_requests),
+                (b"x-ratelimit-remaining-requests", b"%d" % (standing.remaining_requests or 0)),
+                (b"x-ratelimit-reset-requests", duration(standing.drained_after_ns)),
+            )
+        return headers
+
+    # ------------------------------------------------------------------ records
+
+    def ending(self, exchange: "Exchange") -> None:
+        """The exchange is over: the log shall show the status that the client got."""
+        if exchange.status is not None:
+            self.request_log.status_sent(exchange.request_id, exchange.status)
+
+    def ended_before_policy(self, exchange: "Exchange", outcome: Outcome) -> None:
+        """One record for a request that the policy never saw."""
+        self.observer.ended(
+            RequestEnded(
+                request_id=exchange.request_id,
+                priority=exchange.priority,
+                tenant=exchange.tenant,
+                model="",
+                outcome=outcome,
+                streaming=False,
+                upstream=None,
+                arrived_at=exchange.arrived_at,
+                ended_at=self.clock.now(),
+                queue_wait_ns=None,
+                ttft_ns=None,
+                upstream_ttft_ns=None,
+                tpot_ns=None,
+                max_gap_ns=None,
+                usage=None,
+                estimated_cost=0,
+                charged=0,
+                promoted=False,
+            )
+        )
+
+    def log_internal_error(self, request_id: str) -> None:
+        _log.error("internal error", request_id=request_id, exc_info=True)

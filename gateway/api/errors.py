@@ -1,0 +1,134 @@
+"""Outcome → status, error body, retry advice: one table, in OpenAI's shape.
+
+`{"error": {"message", "type", "param", "code"}}`, with `retry-after` (whole seconds) and `retry-after-ms`
+where coming back can help. The advice carries up to 40 % jitter, so that those refused together do not
+return together.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import ceil
+
+import msgspec
+
+from gateway.policy.clock import NANOSECONDS_PER_SECOND
+from gateway.policy.outcome import Outcome
+from gateway.policy.request import Priority, Refusal
+
+Header = tuple[bytes, bytes]
+
+RETRY_AFTER_SECONDS_MAX = 60.0
+JITTER = 0.4
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How an outcome looks to a client. `retry_seconds` is the advice where the policy gave none; None
+    means that coming back does not help."""
+
+    status: int
+    type: str
+    code: str | None
+    retry_seconds: float | None = None
+
+
+SHAPES: dict[Outcome, Shape] = {
+    Outcome.REJECTED_RATE: Shape(429, "rate_limit_error", "rate_limit_exceeded", RETRY_AFTER_SECONDS_MAX),
+    Outcome.REJECTED_QUEUE_FULL: Shape(429, "rate_limit_error", "slow_down", 1.0),
+    Outcome.QUEUE_TIMEOUT: Shape(429, "rate_limit_error", "slow_down", 1.0),
+    Outcome.REJECTED_NO_UPSTREAM: Shape(503, "service_unavailable_error", "server_is_overloaded", 2.0),
+    Outcome.REJECTED_DRAINING: Shape(503, "service_unavailable_error", "server_is_overloaded", 1.0),
+    Outcome.UNAUTHORIZED: Shape(401, "invalid_request_error", "invalid_api_key"),
+    Outcome.FORBIDDEN: Shape(403, "permission_error", "forbidden"),
+    Outcome.NOT_FOUND: Shape(404, "invalid_request_error", "not_found"),
+    Outcome.BAD_REQUEST: Shape(400, "invalid_request_error", "invalid_request"),
+    Outcome.TOO_LARGE: Shape(413, "invalid_request_error", "request_too_large"),
+    Outcome.UPSTREAM_REFUSED: Shape(502, "server_error", "upstream_unavailable", 1.0),
+    Outcome.UPSTREAM_TIMEOUT: Shape(504, "server_error", "upstream_timeout", 1.0),
+    Outcome.UPSTREAM_ABORTED: Shape(502, "server_error", "upstream_aborted", 1.0),
+    Outcome.INTERNAL_ERROR: Shape(500, "server_error", "internal_error"),
+}
+"""Endings with a body of the gateway's own. `completed` and `upstream_error` have the engine's."""
+
+STATUS_WITHOUT_BODY: dict[Outcome, int] = {
+    Outcome.COMPLETED: 200,
+    Outcome.UPSTREAM_ERROR: 502,
+    Outcome.CLIENT_GONE_QUEUED: 499,
+    Outcome.CLIENT_GONE_STREAMING: 499,
+    Outcome.CLIENT_STALLED: 499,
+}
+"""For the log, where no status was sent or the engine's own is not known."""
+
+
+def status_of(outcome: Outcome) -> int:
+    shape = SHAPES.get(outcome)
+    return shape.status if shape is not None else STATUS_WITHOUT_BODY[outcome]
+
+
+class Problem(Exception):
+    """Something the gateway itself tells the client instead of an answer.
+
+    `code`, `status`, `retry_seconds` stand in for the table's where given; `headers` are added.
+    """
+
+    def __init__(
+        self,
+        outcome: Outcome,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        status: int | None = None,
+        retry_seconds: float | None = None,
+        headers: tuple[Header, ...] = (),
+        close: bool = False,
+    ) -> None:
+        super().__init__(message)
+        shape = SHAPES[outcome]
+        self.outcome = outcome
+        self.message = message
+        self.param = param
+        self.code = code if code is not None else shape.code
+        self.type = shape.type
+        self.status = status if status is not None else shape.status
+        self.retry_seconds = retry_seconds if retry_seconds is not None else shape.retry_seconds
+        self.headers = headers
+        self.close = close
+        """The connection cannot be used again: the request's body was not read to its end."""
+
+    @classmethod
+    def of_refusal(cls, refusal: Refusal, priority: Priority) -> "Problem":
+        late_batch = refusal.outcome is Outcome.QUEUE_TIMEOUT and priority is Priority.P2
+        wait = refusal.retry_after_ns
+        return cls(
+            refusal.outcome,
+            refusal.detail,
+            code="resource_unavailable" if late_batch else None,
+            retry_seconds=None if wait is None else wait / NANOSECONDS_PER_SECOND,
+        )
+
+    def body(self) -> bytes:
+        return error_body(self.message, self.type, self.param, self.code)
+
+    def retry_headers(self, random: Callable[[], float]) -> list[Header]:
+        """Retry advice in (0, 60] s; a longer wait is said to be not worth an automatic retry."""
+        if self.retry_seconds is None:
+            return [(b"x-should-retry", b"false")] if self.status in (429, 503) else []
+        seconds = self.retry_seconds * (1.0 + JITTER * random())
+        advised = min(max(seconds, 0.001), RETRY_AFTER_SECONDS_MAX)
+        headers = [
+            (b"retry-after", str(ceil(advised)).encode()),
+            (b"retry-after-ms", str(ceil(advised * 1000)).encode()),
+        ]
+        if self.retry_seconds > RETRY_AFTER_SECONDS_MAX:
+            headers.append((b"x-should-retry", b"false"))
+        return headers
+
+
+def error_body(message: str, type: str, param: str | None, code: str | None) -> bytes:
+    return msgspec.json.encode({"error": {"message": message, "type": type, "param": param, "code": code}})
+
+
+def error_event(message: str, type: str, code: str | None) -> bytes:
+    """The one event that ends a stream which broke off after its 200."""
+    return b"data: " + error_body(message, type, None, code) + b"\n\n"

@@ -1,0 +1,424 @@
+"""One request from its arrival to its one ending.
+
+    body → facts → class → place (waits here) → engine → relay → settle
+
+Whatever ends it, the same few lines at the end of `run` close what is open: the engine's connection, the
+lease with its tokens, the record. A client that leaves, a reader that stalls and a shutdown all come as a
+cancellation of the one task, with the reason noted beforehand.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, MutableMapping
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from gateway.api.body import BodyFacts, edit
+from gateway.api.endpoints import Endpoint
+from gateway.api.errors import Problem, error_event
+from gateway.api.headers import STREAM_HEADERS, Header, for_client, for_upstream
+from gateway.api.request_body import ClientLeft, receive_body
+from gateway.api.request_facts import build_ask, classify_request, client_request_id, read_body, retry_count
+from gateway.policy.admission import NOTHING_DELIVERED, Delivered, RequestTooLong
+from gateway.policy.outcome import Outcome
+from gateway.policy.request import Ask, Priority, Usage
+from gateway.runtime.admission_gate import Permit, Refused
+from gateway.upstream.client import Upstream
+from gateway.upstream.errors import ConnectFailed, FirstByteTimeout, IdleTimeout, UpstreamError
+from gateway.upstream.relay import StreamEnd, relay_stream
+from gateway.upstream.stream_observer import StreamObserver
+from gateway.upstream.transport import UpstreamResponse
+from gateway.upstream.usage import inspect_answer
+
+if TYPE_CHECKING:
+    from gateway.api.edge import Edge
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+PLAIN_ANSWER_BYTES_MAX = 64 * 1024 * 1024
+ERROR_ANSWER_BYTES_MAX = 4 * 1024 * 1024
+
+
+class Interrupt(Enum):
+    """Why the gateway itself breaks an exchange off."""
+
+    CLIENT_GONE = "client gone"
+    CLIENT_STALLED = "client stalled"
+    SHUTDOWN = "shutdown"
+
+
+class Exchange:
+    def __init__(self, edge: "Edge", endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
+        self._edge = edge
+        self._endpoint = endpoint
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+        self._headers: list[Header] = scope["headers"]
+        self.task: asyncio.Task[Any] | None = asyncio.current_task()
+        self._interrupt: Interrupt | None = None
+        self.arrived_at = edge.clock.now()
+        self.given_id = client_request_id(self._headers)
+        self.request_id = self.given_id or edge.new_request_id()
+        self.tenant = "unknown"
+        self.priority = edge.rules.default
+        self._granted: Priority | None = None
+        self.ask: Ask | None = None
+        self.status: int | None = None
+        self._permit: Permit | None = None
+        self._response: UpstreamResponse | None = None
+        self._observer: StreamObserver | None = None
+        self._response_started = False
+        self._watch: asyncio.Task[None] | None = None
+        self.writing_since: int | None = None
+        """When the write that is under way began; None between writes."""
+
+    # ------------------------------------------------------------------ the whole
+
+    async def run(self) -> None:
+        self._edge.active.add(self)
+        outcome = Outcome.INTERNAL_ERROR
+        delivered = NOTHING_DELIVERED
+        try:
+            outcome, delivered = await self._serve()
+        except Problem as problem:
+            outcome, delivered = problem.outcome, self._delivered_so_far()
+            await self._tell(problem)
+        except ClientLeft:
+            outcome = Outcome.CLIENT_GONE_QUEUED
+        except asyncio.CancelledError:
+            if self._interrupt is None or self.task is None:
+                raise
+            self.task.uncancel()
+            outcome = self._outcome_of(self._interrupt)
+            delivered = self._delivered_so_far()
+            if self._interrupt is Interrupt.SHUTDOWN:
+                await self._tell(Problem(outcome, "the gateway is shutting down"))
+        except Exception:
+            self._edge.log_internal_error(self.request_id)
+            delivered = self._delivered_so_far()
+            await self._tell(Problem(Outcome.INTERNAL_ERROR, "something went wrong inside the gateway"))
+        finally:
+            self._close(outcome, delivered)
+
+    def interrupt(self, reason: Interrupt) -> None:
+        """Break the exchange off; the first reason counts."""
+        if self._interrupt is None and self.task is not None:
+            self._interrupt = reason
+            self.task.cancel()
+
+    def _close(self, outcome: Outcome, delivered: Delivered) -> None:
+        self._edge.active.discard(self)
+        self.task = None
+        if self._watch is not None:
+            self._watch.cancel()
+        if self._response is not None:
+            self._response.abort()
+        self._edge.ending(self)
+        if self._permit is not None:
+            self._permit.finish(outcome, delivered)
+        elif self.ask is None:
+            self._edge.ended_before_policy(self, outcome)
+
+    def _outcome_of(self, interrupt: Interrupt) -> Outcome:
+        if self._observer is not None and self._observer.done:
+            return Outcome.COMPLETED  # an SDK that hangs up after the end mark has all it wanted
+        if interrupt is Interrupt.CLIENT_STALLED:
+            return Outcome.CLIENT_STALLED
+        if interrupt is Interrupt.SHUTDOWN:
+            return Outcome.REJECTED_DRAINING
+        return Outcome.CLIENT_GONE_QUEUED if self._permit is None else Outcome.CLIENT_GONE_STREAMING
+
+    # ------------------------------------------------------------------ the way in
+
+    async def _serve(self) -> tuple[Outcome, Delivered]:
+        edge = self._edge
+        self._check_address()
+        caller = edge.access.caller(self._headers)
+        self.tenant = caller.tenant
+        if edge.admission.draining:
+            raise Problem(Outcome.REJECTED_DRAINING, "the gateway is shutting down", close=True)
+        if self._endpoint.dialect is None:
+            return await self._pass_through()
+        body = await receive_body(self._scope, self._receive, edge.body_limits)
+        facts = read_body(body, self._endpoint)
+        if not caller.may_use(facts.model):
+            raise Problem(
+                Outcome.FORBIDDEN,
+                f"this API key may not use the model '{facts.model[:100]}'",
+                param="model",
+                code="model_not_allowed",
+            )
+        classified = classify_request(
+            self._headers, edge.priority_headers, facts, self._endpoint, caller, edge.rules
+        )
+        self.priority = self._granted = classified.granted
+        edge.metrics.class_claimed(classified.claimed, classified.granted)
+        if retry_count(self._headers):
+            edge.metrics.client_retried()
+        ask = build_ask(self.request_id, facts, classified, caller, len(body), self._headers, edge.admission)
+        self._permit = await self._place(ask)
+        return await self._forward(body, facts, ask, self._permit)
+
+    def _check_address(self) -> None:
+        """Raises Problem for a path that leads nowhere (404) or a method it does not take (405)."""
+        method, endpoint = self._scope["method"], self._endpoint
+        if not endpoint.path:
+            raise Problem(Outcome.NOT_FOUND, f"there is nothing at {self._scope['path'][:200]}", close=True)
+        if method not in endpoint.methods:
+            allowed = ", ".join(endpoint.methods)
+            raise Problem(
+                Outcome.BAD_REQUEST,
+                f"{endpoint.path} takes {allowed}, not {method[:20]}",
+                code="method_not_allowed",
+                status=405,
+                headers=((b"allow", allowed.encode()),),
+                close=True,
+            )
+
+    async def _place(self, ask: Ask) -> Permit:
+        """Wait for a place at an engine. Raises Problem where the policy says no."""
+        if not self._edge.admission.serves(ask.model):
+            raise Problem(
+                Outcome.NOT_FOUND,
+                f"the model '{ask.model[:100]}' is not served here",
+                param="model",
+                code="model_not_found",
+            )
+        self._watch = asyncio.ensure_future(self._watch_client())
+        try:
+            self.ask = ask
+            return await self._edge.gate.acquire(ask)
+        except Refused as refused:
+            raise Problem.of_refusal(refused.refusal, ask.priority) from None
+        except RequestTooLong as error:
+            self.ask = None
+            raise Problem(Outcome.BAD_REQUEST, str(error), code="request_too_large") from None
+
+    async def _watch_client(self) -> None:
+        """Break off as soon as the client has left. Once the body is in, nothing else can be received."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.interrupt(Interrupt.CLIENT_GONE)
+
+    # ------------------------------------------------------------------ to the engine and back
+
+    async def _forward(
+        self, body: bytes, facts: BodyFacts, ask: Ask, permit: Permit
+    ) -> tuple[Outcome, Delivered]:
+        edge = self._edge
+        upstream = edge.upstreams[permit.upstream]
+        asks_for_usage = facts.stream and not facts.include_usage
+        body = self._body_for(body, facts, upstream, asks_for_usage)
+        edge.metrics.overhead(edge.clock.now() - self.arrived_at - (permit.ticket.queue_wait_ns or 0))
+        response = self._response = await self._ask_engine(upstream, b"POST", body)
+        headers = response.lower_headers()
+        if not 200 <= response.status < 300:
+            await self._answer_whole(
+                response, headers, await self._read_all(response, ERROR_ANSWER_BYTES_MAX)
+            )
+            return Outcome.UPSTREAM_ERROR, NOTHING_DELIVERED
+        if facts.stream and _header(headers, b"content-type").startswith(b"text/event-stream"):
+            return await self._stream(response, headers, facts, asks_for_usage, permit)
+        return await self._plain(response, headers, facts, ask)
+
+    def _body_for(self, body: bytes, facts: BodyFacts, upstream: Upstream, asks_for_usage: bool) -> bytes:
+        """The body as the engine gets it: as received, unless a field must change."""
+        rank = engine_rank(upstream.address.engine_priority, self.priority)
+        if not (asks_for_usage or facts.has_engine_hints or rank is not None):
+            return body
+        members = {} if rank is None else {"priority": b"%d" % rank}
+        return edit(
+            body,
+            set_include_usage=asks_for_usage,
+            drop=ENGINE_HINTS - members.keys(),
+            set_members=members,
+        )
+
+    async def _ask_engine(self, upstream: Upstream, method: bytes, body: bytes = b"") -> UpstreamResponse:
+        headers = for_upstream(
+            self._headers,
+            also_dropped=self._edge.priority_headers,
+            request_id=self._edge.upstream_request_id(self),
+            credential=upstream.address.credential,
+        )
+        if body:
+            headers.append((b"content-type", b"application/json"))
+        query = self._scope["query_string"]
+        target = self._endpoint.path.encode() + (b"?" + query if query else b"")
+        try:
+            return await upstream.send(method, target, headers, body)
+        except UpstreamError as error:
+            raise _engine_failed(error) from error
+
+    async def _read_all(self, response: UpstreamResponse, limit: int) -> bytes:
+        try:
+            return await response.read_all(limit)
+        except UpstreamError as error:
+            raise _engine_failed(error) from error
+
+    async def _plain(
+        self, response: UpstreamResponse, headers: list[Header], facts: BodyFacts, ask: Ask
+    ) -> tuple[Outcome, Delivered]:
+        body = await self._read_all(response, PLAIN_ANSWER_BYTES_MAX)
+        if _header(headers, b"content-encoding") in (b"", b"identity"):
+            valid, usage = inspect_answer(body)
+            if not valid:
+                raise Problem(Outcome.UPSTREAM_REFUSED, "the engine's answer is not a JSON object")
+        else:
+            usage = None
+        await self._answer_whole(response, headers, body)
+        return Outcome.COMPLETED, Delivered(self._used(usage, facts, ask, None))
+
+    async def _stream(
+        self,
+        response: UpstreamResponse,
+        headers: list[Header],
+        facts: BodyFacts,
+        strip_usage: bool,
+        permit: Permit,
+    ) -> tuple[Outcome, Delivered]:
+        assert self._endpoint.dialect is not None
+        observer = self._observer = StreamObserver(self._endpoint.dialect, strip_usage)
+        names = {name for name, _ in STREAM_HEADERS}
+        kept = [header for header in for_client(headers) if header[0] not in names]
+        await self._start(response.status, [*kept, *STREAM_HEADERS])
+        end = await relay_stream(response, observer, self._write, permit.first_token, self._edge.clock)
+        if end is StreamEnd.BROKEN_OFF or end is StreamEnd.SILENT:
+            what = "fell silent" if end is StreamEnd.SILENT else "broke off"
+            raise Problem(Outcome.UPSTREAM_ABORTED, f"the engine's stream {what}")
+        await self._finish_body()
+        delivered = self._delivered_so_far()
+        if end is StreamEnd.ERROR_EVENT:
+            return Outcome.UPSTREAM_ERROR, delivered
+        if delivered.usage is not None:
+            self._used(observer.usage, facts, permit.ticket.ask, delivered.usage)
+        return Outcome.COMPLETED, delivered
+
+    def _used(self, told: Usage | None, facts: BodyFacts, ask: Ask, otherwise: Usage | None) -> Usage:
+        """What was used: the engine's word, from which the estimator learns; else what was counted."""
+        if told is None:
+            return otherwise or Usage(ask.input_tokens, 0)
+        if not facts.images and not facts.audio_parts:
+            estimator = self._edge.admission.input_estimator
+            estimator.learn(facts.model, facts.text_bytes, told.input_tokens - facts.exact_tokens)
+        return told
+
+    def _delivered_so_far(self) -> Delivered:
+        """What a stream has produced up to now; nothing if the engine never began."""
+        observer, ask = self._observer, self.ask
+        if observer is None or ask is None:
+            if self._interrupt is not None and self._permit is not None and ask is not None:
+                return Delivered(Usage(ask.input_tokens, 0))  # the engine was at work when we left
+            return NOTHING_DELIVERED
+        usage = observer.usage
+        produced = observer.output_tokens_seen
+        return Delivered(
+            Usage(usage.input_tokens, produced, usage.cached_tokens)
+            if usage
+            else Usage(ask.input_tokens, produced),
+            observer.last_token_at,
+            observer.max_gap_ns,
+        )
+
+    async def _pass_through(self) -> tuple[Outcome, Delivered]:
+        """A request that generates nothing: to a healthy engine and back, with neither bucket nor lease."""
+        upstream = self._edge.any_healthy_upstream()
+        if upstream is None:
+            raise Problem(Outcome.REJECTED_NO_UPSTREAM, "no engine is up")
+        self._watch = asyncio.ensure_future(self._watch_client())
+        method = self._scope["method"].encode()
+        response = self._response = await self._ask_engine(upstream, method)
+        body = await self._read_all(response, PLAIN_ANSWER_BYTES_MAX)
+        await self._answer_whole(response, response.lower_headers(), body)
+        ok = 200 <= response.status < 300
+        return Outcome.COMPLETED if ok else Outcome.UPSTREAM_ERROR, NOTHING_DELIVERED
+
+    # ------------------------------------------------------------------ to the client
+
+    async def _answer_whole(self, response: UpstreamResponse, headers: list[Header], body: bytes) -> None:
+        kept = for_client(headers)
+        if response.status >= 400:
+            kept.append((b"x-qos-error-source", b"upstream"))
+        if self._scope["method"] != "HEAD" and response.status != 204:
+            kept.append((b"content-length", b"%d" % len(body)))
+        await self._start(response.status, kept)
+        await self._finish_body(body)
+
+    async def _tell(self, problem: Problem) -> None:
+        """The gateway's own word instead of an answer: a response, or one event if a stream has begun."""
+        try:
+            if not self._response_started:
+                await self._answer_problem(problem)
+            elif self._observer is not None:
+                gap = b"\n\n" if self._observer.mid_event else b""
+                await self._write(gap + error_event(problem.message, problem.type, problem.code))
+                # No last chunk follows, so the client's HTTP library sees that the body was cut.
+        except asyncio.CancelledError:
+            if self._interrupt is None or self.task is None:
+                raise
+            self.task.uncancel()
+
+    async def _answer_problem(self, problem: Problem) -> None:
+        body = problem.body()
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(body)),
+            (b"x-qos-outcome", problem.outcome.value.encode()),
+            (b"x-qos-error-source", b"gateway"),
+            *problem.headers,
+            *problem.retry_headers(self._edge.random),
+        ]
+        if problem.close:
+            headers.append((b"connection", b"close"))
+        await self._start(problem.status, headers)
+        await self._finish_body(b"" if self._scope["method"] == "HEAD" else body)
+
+    async def _start(self, status: int, headers: list[Header]) -> None:
+        self._response_started = True
+        self.status = status
+        headers.append((b"x-request-id", self.request_id.encode()))
+        if self._granted is not None:
+            headers.append((b"x-qos-priority", self._granted.name.encode()))
+            headers.append((b"x-qos-queue-ms", b"%d" % (self._queue_ns() // 1_000_000)))
+            headers.extend(self._edge.rate_limit_headers(self._granted, self.ask))
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    def _queue_ns(self) -> int:
+        waited = None if self._permit is None else self._permit.ticket.queue_wait_ns
+        return self._edge.clock.now() - self.arrived_at if waited is None else waited
+
+    async def _write(self, piece: bytes) -> None:
+        self.writing_since = self._edge.clock.now()
+        await self._send({"type": "http.response.body", "body": piece, "more_body": True})
+        self.writing_since = None
+
+    async def _finish_body(self, body: bytes = b"") -> None:
+        self.writing_since = self._edge.clock.now()
+        await self._send({"type": "http.response.body", "body": body})
+        self.writing_since = None
+
+
+ENGINE_HINTS = frozenset({"priority", "request_id"})
+"""Body fields by which a client could tell the engine what is the gateway's to say."""
+
+
+def engine_rank(engine: str, priority: Priority) -> int | None:
+    """The class in the engine's own polarity: vLLM runs the lower number first, SGLang the higher."""
+    if engine == "vllm":
+        return int(priority)
+    if engine == "sglang":
+        return int(Priority.P2) - int(priority)
+    return None
+
+
+def _engine_failed(error: UpstreamError) -> Problem:
+    timed_out = isinstance(error, FirstByteTimeout | IdleTimeout)
+    if timed_out or (isinstance(error, ConnectFailed) and error.timed_out):
+        return Problem(Outcome.UPSTREAM_TIMEOUT, f"the engine did not answer in time: {error.message}")
+    return Problem(Outcome.UPSTREAM_REFUSED, f"the engine could not be used: {error.message}")
+
+
+def _header(headers: list[Header], name: bytes) -> bytes:
+    return next((value.strip().lower() for key, value in headers if key == name), b"")

@@ -1,0 +1,21 @@
+"""`/healthz`: the process lives. `/readyz`: it can serve. Neither passes queue, keys or limits."""
+
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse
+
+from gateway.api.edge import Edge
+
+
+def add_health(app: FastAPI, edge: Edge) -> None:
+    @app.get("/healthz", summary="Is the process alive?")
+    async def healthz() -> JSONResponse:
+        return JSONResponse({"status": "ok"})
+
+    @app.get("/readyz", summary="Can requests be served?")
+    async def readyz() -> JSONResponse:
+        """200 while at least one engine is healthy and the gateway is not shutting down, else 503."""
+        if edge.admission.draining:
+            return JSONResponse({"status": "draining"}, 503)
+        if edge.any_healthy_upstream() is None:
+            return JSONResponse({"status": "no engine is healthy"}, 503)
+        return JSONResponse({"status": "ready"})

@@ -1,0 +1,68 @@
+"""Take in a request's body: bounded in bytes and in time."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.api.errors import Problem
+from gateway.policy.outcome import Outcome
+
+
+class ClientLeft(Exception):
+    """The client closed before its request was complete."""
+
+
+@dataclass(frozen=True, slots=True)
+class BodyLimits:
+    max_bytes: int
+    read_seconds: float
+
+
+async def receive_body(
+    scope: MutableMapping[str, Any],
+    receive: Callable[[], Awaitable[MutableMapping[str, Any]]],
+    limits: BodyLimits,
+) -> bytes:
+    """The whole body. Raises Problem (413, 400) without reading on, and ClientLeft."""
+    for name, value in scope["headers"]:
+        if name == b"content-length" and int(value) > limits.max_bytes:
+            raise _too_large(limits)
+        if name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
+            raise Problem(
+                Outcome.BAD_REQUEST,
+                f"header content-encoding: '{value[:40].decode('ascii', 'replace')}' bodies are not accepted",
+                param="content-encoding",
+                code="unsupported_content_encoding",
+                close=True,
+            )
+    try:
+        async with asyncio.timeout(limits.read_seconds):
+            return await _receive(receive, limits)
+    except TimeoutError:
+        raise Problem(
+            Outcome.BAD_REQUEST,
+            f"the body did not arrive within {limits.read_seconds:g} s",
+            code="request_body_timeout",
+            close=True,
+        ) from None
+
+
+async def _receive(receive: Callable[[], Awaitable[MutableMapping[str, Any]]], limits: BodyLimits) -> bytes:
+    pieces: list[bytes] = []
+    length = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientLeft
+        piece = message.get("body", b"")
+        length += len(piece)
+        if length > limits.max_bytes:
+            raise _too_large(limits)
+        pieces.append(piece)
+        if not message.get("more_body"):
+            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def _too_large(limits: BodyLimits) -> Problem:
+    return Problem(Outcome.TOO_LARGE, f"the body is larger than {limits.max_bytes} bytes", close=True)

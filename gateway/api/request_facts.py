@@ -1,0 +1,115 @@
+"""HTTP request → the facts the policy decides on."""
+
+from collections.abc import Sequence
+from math import isfinite
+
+from gateway.api.access import Caller
+from gateway.api.body import BadBody, BodyFacts, peek
+from gateway.api.endpoints import Endpoint
+from gateway.api.errors import Problem
+from gateway.policy.admission import Admission
+from gateway.policy.classification import (
+    ClaimAboveCeiling,
+    ClaimError,
+    ClassificationRules,
+    Classified,
+    classify,
+)
+from gateway.policy.clock import to_nanoseconds
+from gateway.policy.outcome import Outcome
+from gateway.policy.request import Ask
+
+Header = tuple[bytes, bytes]
+
+CLIENT_TIMEOUT_HEADERS = (b"x-stainless-read-timeout", b"x-stainless-timeout")
+RETRY_COUNT_HEADER = b"x-stainless-retry-count"
+REQUEST_ID_BYTES_MAX = 128
+
+
+def read_body(body: bytes, endpoint: Endpoint) -> BodyFacts:
+    """Raises Problem (400) naming the field that is wrong."""
+    assert endpoint.dialect is not None
+    try:
+        return peek(body, endpoint.dialect)
+    except BadBody as bad:
+        raise Problem(Outcome.BAD_REQUEST, bad.message, param=bad.param, code=bad.code) from None
+
+
+def classify_request(
+    headers: Sequence[Header],
+    priority_headers: frozenset[bytes],
+    facts: BodyFacts,
+    endpoint: Endpoint,
+    caller: Caller,
+    rules: ClassificationRules,
+) -> Classified:
+    """Raises Problem: 400 naming the header, or 403 where the rules refuse a claim above the ceiling."""
+    claims = [(name, value.decode("latin-1")) for name, value in headers if name in priority_headers]
+    try:
+        return classify(
+            [value for _, value in claims], facts.service_tier, endpoint.path, caller.entitlement, rules
+        )
+    except ClaimError as error:
+        name = claims[0][0].decode("ascii")
+        message = f"header {name}: {error}"
+        raise Problem(Outcome.BAD_REQUEST, message, param=name, code="invalid_priority") from None
+    except ClaimAboveCeiling as error:
+        raise Problem(Outcome.FORBIDDEN, str(error), code="priority_not_allowed") from None
+
+
+def build_ask(
+    request_id: str,
+    facts: BodyFacts,
+    classified: Classified,
+    caller: Caller,
+    body_bytes: int,
+    headers: Sequence[Header],
+    admission: Admission,
+) -> Ask:
+    return Ask(
+        request_id=request_id,
+        priority=classified.granted,
+        tenant=caller.tenant,
+        model=facts.model,
+        input_tokens=admission.input_estimator.estimate(
+            facts.model, facts.text_bytes, facts.exact_tokens, facts.images, facts.audio_parts
+        ),
+        max_output_tokens=facts.max_output_tokens,
+        sequences=facts.sequences,
+        body_bytes=body_bytes,
+        streaming=facts.stream,
+        client_timeout_ns=client_timeout_ns(headers),
+    )
+
+
+def client_timeout_ns(headers: Sequence[Header]) -> int | None:
+    """How long the client says it will wait, by what the SDKs send; a word that makes no sense is ignored."""
+    shortest: int | None = None
+    for name, value in headers:
+        if name in CLIENT_TIMEOUT_HEADERS:
+            try:
+                seconds = float(value)
+            except ValueError:
+                continue
+            if isfinite(seconds) and seconds > 0:
+                told = to_nanoseconds(min(seconds, 1e6))
+                shortest = told if shortest is None else min(shortest, told)
+    return shortest
+
+
+def retry_count(headers: Sequence[Header]) -> int:
+    """How often the client's SDK has sent this request before."""
+    for name, value in headers:
+        if name == RETRY_COUNT_HEADER and value.isdigit() and len(value) < 4:
+            return int(value)
+    return 0
+
+
+def client_request_id(headers: Sequence[Header]) -> str | None:
+    """The id the client gave, if it is one that may stand in a header and a log line."""
+    for name, value in headers:
+        if name == b"x-request-id" and 0 < len(value) <= REQUEST_ID_BYTES_MAX:
+            text = value.decode("latin-1")
+            if text.isascii() and text.isprintable() and " " not in text:
+                return text
+    return None

@@ -1,0 +1,90 @@
+"""Checked settings → the policy's own parameters, in its own units."""
+
+from gateway.policy.classification import ClassificationRules
+from gateway.policy.clock import to_nanoseconds
+from gateway.policy.parameters import (
+    CapacityParameters,
+    ClassParameters,
+    PolicyParameters,
+    SchedulingParameters,
+    SloTargets,
+    SloWindow,
+    UpstreamParameters,
+)
+from gateway.policy.request import PRIORITIES, Priority
+from gateway.settings import ClassSettings, LatencyTargets, Settings, UpstreamSettings
+
+
+def policy_parameters(settings: Settings) -> PolicyParameters:
+    capacity, scheduling = settings.capacity, settings.scheduling
+    return PolicyParameters(
+        classes={
+            p: _class(settings.classes[p.name], settings.controller.class_floor[p.name]) for p in PRIORITIES
+        },
+        upstreams=tuple(_upstream(u, capacity.tokens_per_second) for u in settings.upstreams),
+        capacity=CapacityParameters(
+            burst_seconds=capacity.burst_seconds,
+            min_burst_tokens=round(capacity.min_burst_tokens),
+            output_quantile=capacity.output_quantile,
+            initial_output_tokens=capacity.initial_output_tokens,
+            output_weight=capacity.output_weight,
+            cache_weight=capacity.cache_weight,
+            max_request_tokens=capacity.max_request_tokens,
+            max_debt_seconds=capacity.max_debt_seconds,
+        ),
+        scheduling=SchedulingParameters(
+            skip_limit={p: scheduling.skip_limit[p.name] for p in (Priority.P1, Priority.P2)},
+            long_prompt_tokens=scheduling.long_prompt_tokens,
+            long_prompt_lane=scheduling.long_prompt_lane,
+            long_prompt_duty=scheduling.long_prompt_duty,
+            max_pending_prefill_tokens=scheduling.max_pending_prefill_tokens,
+            deadline_drop=scheduling.deadline_drop,
+        ),
+        slo=SloWindow(settings.slo.window_requests, to_nanoseconds(settings.slo.window_seconds)),
+        law=settings.controller.law,
+        no_upstream_ns=to_nanoseconds(settings.upstream_timeouts.no_upstream_seconds),
+    )
+
+
+def classification_rules(settings: Settings) -> ClassificationRules:
+    rules = settings.classification
+    return ClassificationRules(
+        service_tier=rules.service_tier,
+        routes={path: Priority[name] for path, name in rules.routes.items()},
+        default=Priority[rules.default],
+        reject_above_ceiling=rules.on_exceed == "reject",
+    )
+
+
+def _class(settings: ClassSettings, floor: float) -> ClassParameters:
+    return ClassParameters(
+        share=settings.share,
+        ceiling_share=settings.ceiling_share,
+        floor=floor,
+        weight=settings.weight,
+        max_throttle_ns=to_nanoseconds(settings.max_throttle_seconds),
+        max_wait_ns=to_nanoseconds(settings.max_wait_seconds),
+        max_queued_requests=settings.max_queued_requests,
+        max_queued_bytes=settings.max_queued_bytes,
+        holdback=settings.holdback,
+        slo=None if settings.slo is None else _targets(settings.slo),
+    )
+
+
+def _targets(slo: LatencyTargets) -> SloTargets:
+    def ns(seconds: float | None) -> int | None:
+        return None if seconds is None else to_nanoseconds(seconds)
+
+    return SloTargets(ns(slo.ttft_seconds), ns(slo.tpot_seconds), ns(slo.max_gap_seconds))
+
+
+def _upstream(settings: UpstreamSettings, tokens_per_second: float) -> UpstreamParameters:
+    own = settings.tokens_per_second
+    return UpstreamParameters(
+        name=settings.name,
+        models=tuple(settings.models),
+        max_in_flight=settings.max_in_flight,
+        max_in_flight_tokens=settings.max_in_flight_tokens,
+        accepts=settings.accepts,
+        tokens_per_second=tokens_per_second if own is None else own,
+    )

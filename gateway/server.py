@@ -1,0 +1,154 @@
+"""Two listening ports and the signals: the gateway as a process.
+
+uvicorn serves both ports inside one event loop, without its own signal handling: it would tell the
+application nothing until all streams have ended. On SIGTERM or SIGINT the gateway drains first; a second
+signal ends it at once.
+"""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Iterator
+
+import structlog
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from gateway.api.app import Gateway
+from gateway.api.errors import error_body
+from gateway.api.inference import create_tenant_app
+from gateway.api.operations import create_operations_app
+
+_log = structlog.get_logger("gateway")
+
+LISTEN_BACKLOG = 2048
+KEEP_ALIVE_SECONDS = 75
+"""Longer than usual clients and load balancers keep an idle connection, so that it is they who close it."""
+CLOSING_SECONDS = 2
+
+
+class CannotListen(Exception):
+    """A port could not be opened."""
+
+
+async def serve(gateway: Gateway) -> None:
+    """Run until told to stop. Raises CannotListen."""
+    settings = gateway.settings.server
+    sockets = [
+        _listen(settings.host, settings.port),
+        _listen(settings.operations_host, settings.operations_port),
+    ]
+    stop, force = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, lambda: force.set() if stop.is_set() else stop.set())
+    edge = await gateway.start()
+    token = settings.operations_token
+    operations = create_operations_app(
+        edge, gateway.registry, None if token is None else token.get_secret_value()
+    )
+    servers = [_server(create_tenant_app(edge)), _server(operations)]
+    serving = [
+        asyncio.create_task(server.serve([opened])) for server, opened in zip(servers, sockets, strict=True)
+    ]
+    waits = [asyncio.create_task(event.wait()) for event in (stop, force)]
+    try:
+        for server in servers:
+            await server.opened.wait()
+        _announce(gateway, sockets)
+        await asyncio.wait((waits[0], *serving), return_when=asyncio.FIRST_COMPLETED)
+        _log.info("draining", in_flight=len(edge.active))
+        draining = asyncio.create_task(gateway.drain())
+        await asyncio.wait((draining, waits[1]), return_when=asyncio.FIRST_COMPLETED)
+        draining.cancel()
+    finally:
+        for wait in waits:
+            wait.cancel()
+        for server in servers:
+            server.should_exit = True
+        await asyncio.gather(*serving, return_exceptions=True)
+        await gateway.stop()
+    _log.info("stopped")
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    opened = socket.socket(family, socket.SOCK_STREAM)
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        opened.bind((host, port))
+    except OSError as error:
+        opened.close()
+        raise CannotListen(f"cannot listen on {host}:{port}: {error.strerror}") from error
+    opened.listen(LISTEN_BACKLOG)
+    opened.setblocking(False)
+    return opened
+
+
+def _announce(gateway: Gateway, sockets: list[socket.socket]) -> None:
+    tenants, operators = (opened.getsockname() for opened in sockets)
+    _log.info(
+        "ready",
+        api=f"http://{tenants[0]}:{tenants[1]}/v1",
+        operations=f"http://{operators[0]}:{operators[1]}",
+        upstreams={upstream.name: upstream.url for upstream in gateway.settings.upstreams},
+    )
+
+
+class _Protocol(HttpToolsProtocol):
+    """uvicorn's, but what is no HTTP at all is refused in the same shape as everything else."""
+
+    def send_400_response(self, msg: str) -> None:
+        body = error_body(msg.rstrip("."), "invalid_request_error", None, "invalid_http")
+        head = (
+            b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n"
+            b"content-length: %d\r\n\r\n" % len(body)
+        )
+        self.transport.write(head + body)
+        self.transport.close()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["transport"] = self.transport  # type: ignore[typeddict-unknown-key]
+
+
+class _Server(uvicorn.Server):
+    """One of the two ports: without signal handling of its own, and it says when it is open."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.opened = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.opened.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _server(app: ASGIApp) -> _Server:
+    config = uvicorn.Config(
+        app,
+        http=_Protocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        headers=[("server", "qos-gateway")],
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=CLOSING_SECONDS,
+        reset_contextvars=False,
+    )
+    return _Server(config)
+
+
+def quiet_uvicorn() -> None:
+    """uvicorn's own lines tell nothing that ours do not; a response cut on purpose is no error of it."""
+    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+    logging.getLogger("uvicorn.access").setLevel(logging.CRITICAL)

@@ -1,0 +1,36 @@
+"""One engine as the edge sees it: where it is, how to log in there, and how to send it a request."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gateway.upstream.transport import TransportTimeouts, UpstreamResponse, UpstreamTransport
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamAddress:
+    """`credential` is the whole value of the Authorization header, None to send none."""
+
+    name: str
+    url: str
+    models: tuple[str, ...] = ("*",)
+    credential: bytes | None = None
+    engine_priority: str = "none"  # none | vllm | sglang
+
+
+class Upstream:
+    def __init__(self, address: UpstreamAddress, timeouts: TransportTimeouts) -> None:
+        self.address = address
+        self.transport = UpstreamTransport(address.url, timeouts=timeouts)
+
+    @property
+    def name(self) -> str:
+        return self.address.name
+
+    async def send(
+        self, method: bytes, target: bytes, headers: Sequence[tuple[bytes, bytes]], body: bytes = b""
+    ) -> UpstreamResponse:
+        """Raises `UpstreamError`."""
+        return await self.transport.send(method, target, headers, body)
+
+    async def aclose(self) -> None:
+        await self.transport.aclose()

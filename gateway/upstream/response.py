@@ -1,0 +1,155 @@
+"""A response as its reader sees it: the head, then pieces of body as they come off the wire.
+
+The connection is the producer and calls `begin`, `deliver`, `finish`, `fail` and `wake`; the reader calls
+the rest. Reader and connection meet in one future, which exists only while the reader has nothing to read.
+Whoever holds an unfinished response reads it to its end or calls `abort()`; nothing else frees it.
+"""
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from gateway.upstream.errors import UpstreamAborted, UpstreamError
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop, Future
+
+    from gateway.upstream.http1 import Http1Connection
+
+
+class UpstreamResponse:
+    """One response. Status 0 means that the head has not come yet; `send` hands none of those out."""
+
+    __slots__ = (
+        "_connection",
+        "_error",
+        "_loop",
+        "_pieces",
+        "_waiter",
+        "complete",
+        "headers",
+        "http_version",
+        "reason",
+        "status",
+        "unread_bytes",
+    )
+
+    def __init__(self, connection: "Http1Connection", loop: "AbstractEventLoop") -> None:
+        self.status = 0
+        self.reason = b""
+        self.headers: list[tuple[bytes, bytes]] = []
+        """In the order and spelling they were received."""
+        self.http_version = ""
+        self.complete = False
+        """The last byte has come; pieces may still wait to be read."""
+        self.unread_bytes = 0
+        self._connection: Http1Connection | None = connection
+        self._loop = loop
+        self._pieces: deque[bytes] = deque()
+        self._waiter: Future[None] | None = None
+        self._error: UpstreamError | None = None
+
+    # What the reader calls.
+
+    def header(self, name: bytes) -> bytes | None:
+        """The first value of the header with this lower-case name."""
+        for received, value in self.headers:
+            if received.lower() == name:
+                return value
+        return None
+
+    def lower_headers(self) -> list[tuple[bytes, bytes]]:
+        """The headers with lower-case names."""
+        return [(name.lower(), value) for name, value in self.headers]
+
+    async def head(self) -> None:
+        """Wait until the head has come."""
+        while not self.status:
+            if self._error is not None:
+                raise self._error
+            await self._wait()
+
+    async def read(self) -> bytes:
+        """The next piece: all body bytes of one read of the socket. `b""` at the end, however often asked."""
+        while True:
+            piece = self.read_nowait()
+            if piece is not None:
+                return piece
+            await self._wait()
+
+    def read_nowait(self) -> bytes | None:
+        """What is here already: a piece, None if there is none yet, `b""` at the end."""
+        if self._pieces:
+            piece = self._pieces.popleft()
+            self.unread_bytes -= len(piece)
+            if self._connection is not None:
+                self._connection.drained(self.unread_bytes)
+            return piece
+        if self.complete:
+            return b""
+        if self._error is not None:
+            raise self._error
+        return None
+
+    async def read_all(self, limit: int) -> bytes:
+        """The rest of the body. A body of more than `limit` bytes is given up with `UpstreamAborted`."""
+        pieces = []
+        length = 0
+        while piece := await self.read():
+            length += len(piece)
+            if length > limit:
+                self.abort()
+                raise UpstreamAborted(f"the body is longer than {limit} bytes")
+            pieces.append(piece)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def abort(self) -> None:
+        """Give the rest up: an unfinished response has its connection closed at once."""
+        if self._connection is not None:
+            self._connection.give_up("given up by the reader")
+            self._pieces.clear()
+            self.unread_bytes = 0
+
+    async def _wait(self) -> None:
+        if self._waiter is not None:
+            raise RuntimeError("a response has one reader")
+        self._waiter = waiter = self._loop.create_future()
+        try:
+            await waiter
+        except BaseException:
+            self._waiter = None
+            self.abort()
+            raise
+
+    # What the connection calls.
+
+    def begin(
+        self, status: int, reason: bytes, headers: list[tuple[bytes, bytes]], http_version: str
+    ) -> None:
+        self.status = status
+        self.reason = reason
+        self.headers = headers
+        self.http_version = http_version
+
+    def deliver(self, piece: bytes) -> int:
+        """Add a piece and answer how many bytes now wait to be read."""
+        self._pieces.append(piece)
+        self.unread_bytes += len(piece)
+        return self.unread_bytes
+
+    def finish(self) -> None:
+        """All has come, and the connection is no longer ours."""
+        self.complete = True
+        self._connection = None
+
+    def fail(self, error: UpstreamError) -> None:
+        """Nothing more will come. The reader gets the error after the pieces that did come."""
+        self._error = error
+        self._connection = None
+        self.wake()
+
+    def wake(self) -> None:
+        waiter = self._waiter
+        if waiter is not None:
+            self._waiter = None
+            if not waiter.done():
+                waiter.set_result(None)

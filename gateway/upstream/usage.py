@@ -1,0 +1,92 @@
+"""What an engine says a request has used.
+
+The three families of names mean the same with one exception: `input_tokens` of an Anthropic-style answer
+leaves out what came from the prefix cache or went into it, everybody else's counts it. A `Usage` always
+counts it.
+"""
+
+import json
+from typing import Any
+
+import msgspec
+
+from gateway.policy.request import Usage
+
+
+class _Answer(msgspec.Struct):
+    usage: Any = None
+
+
+_ANSWER = msgspec.json.Decoder(_Answer)
+_BAD = -1
+
+
+def parse_usage(reported: object, before: Usage | None = None) -> Usage | None:
+    """The reading in a decoded `usage` object; `before` is what an earlier chunk of the same stream said.
+
+    Counts in a stream are running totals, so a reading replaces the one before, and only a count it leaves
+    out is taken over. A count that is negative or no integer spoils the reading: then the answer is `before`.
+    """
+    if not isinstance(reported, dict):
+        return before
+    inputs = _count(reported, "prompt_tokens", "input_tokens")
+    outputs = _count(reported, "completion_tokens", "output_tokens")
+    read = _count(reported, "cache_read_input_tokens")
+    cached = _cached(reported) if read is None else read
+    if inputs is not None and inputs >= 0:
+        written = _count(reported, "cache_creation_input_tokens")
+        inputs += max(read or 0, 0) + max(written or 0, 0)
+    elif inputs is None and before:
+        inputs = before.input_tokens
+        cached = before.cached_tokens if cached is None else cached
+    elif inputs is None:
+        inputs = _count(reported, "total_tokens")
+    if outputs is None:
+        outputs = before.output_tokens if before else 0
+    if inputs is None or inputs < 0 or outputs < 0:
+        return before
+    return Usage(inputs, outputs, min(max(cached or 0, 0), inputs))
+
+
+def read_usage(body: bytes) -> Usage | None:
+    """The usage of a plain JSON answer: chat, completions, responses, messages, embeddings, rerank."""
+    return inspect_answer(body)[1]
+
+
+def is_valid_answer(body: bytes) -> bool:
+    """Whether a body is what a 200 must carry: a JSON object. Anything else is a fault of the engine."""
+    return inspect_answer(body)[0]
+
+
+def inspect_answer(body: bytes) -> tuple[bool, Usage | None]:
+    """`is_valid_answer` and `read_usage` for the price of one decoding."""
+    try:
+        return True, parse_usage(_ANSWER.decode(body).usage)
+    except (msgspec.DecodeError, RecursionError):
+        pass
+    # NaN and half a surrogate pair are no JSON, but engines written in Python emit them and most clients read
+    # them, so they do not turn a 200 into a fault.
+    try:
+        answer = json.loads(body)
+    except (ValueError, RecursionError):
+        return False, None
+    if not isinstance(answer, dict):
+        return False, None
+    return True, parse_usage(answer.get("usage"))
+
+
+def _cached(reported: dict[str, Any]) -> int | None:
+    for key in ("prompt_tokens_details", "input_tokens_details"):
+        details = reported.get(key)
+        if isinstance(details, dict):
+            return _count(details, "cached_tokens")
+    return None
+
+
+def _count(reported: dict[str, Any], *names: str) -> int | None:
+    """The count under the first of its names that is there; None without any, `_BAD` if it is no count."""
+    for name in names:
+        value = reported.get(name)
+        if value is not None:
+            return value if type(value) is int and value >= 0 else _BAD
+    return None
