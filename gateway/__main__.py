@@ -47,7 +47,7 @@ def serve(config: ConfigOption = None) -> None:
     from gateway.server import CannotListen, quiet_uvicorn
     from gateway.server import serve as run
     from gateway.settings import load_settings
-    from gateway.telemetry.request_log import configure_logging
+    from gateway.telemetry.log_setup import configure_logging
 
     try:
         settings = load_settings(config)

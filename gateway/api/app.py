@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 from gateway import __version__
 from gateway.api.access import Access
 from gateway.api.edge import Edge
+from gateway.api.errors import status_of
 from gateway.api.exchange import Interrupt
 from gateway.api.request_body import BodyLimits
 from gateway.keys import KeyRing
@@ -21,6 +22,7 @@ from gateway.policy_parameters import classification_rules, policy_parameters
 from gateway.runtime.admission_gate import AdmissionGate
 from gateway.runtime.system_clock import SystemClock
 from gateway.settings import Settings, UpstreamSettings
+from gateway.telemetry.exposition import new_registry
 from gateway.telemetry.fanout import Observers
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.request_log import RequestLog
@@ -47,7 +49,7 @@ class Gateway:
         random: Callable[[], float] = random.random,
     ) -> None:
         self.settings = settings
-        self.registry = registry or CollectorRegistry()
+        self.registry = registry or new_registry()
         self._keys = keys
         self._clock = clock or SystemClock()
         self._random = random
@@ -116,9 +118,9 @@ class Gateway:
     def _build_edge(self) -> Edge:
         settings = self.settings
         parameters = policy_parameters(settings)
-        request_log = RequestLog(self._clock)
+        request_log = RequestLog(status_of)
         metrics = self._metrics(parameters)
-        observers = Observers([metrics, request_log])
+        observers = Observers(metrics, request_log)
         admission = Admission(parameters, self._clock, observers)
         metrics.watch(admission)
         return Edge(
@@ -136,13 +138,17 @@ class Gateway:
         )
 
     def _metrics(self, parameters: PolicyParameters) -> Metrics:
+        timeouts = self.settings.upstream_timeouts
         return Metrics(
+            None,
             self.registry,
-            parameters,
+            parameters=parameters,
             clock=self._clock,
             version=__version__,
+            first_byte_seconds=timeouts.first_byte_seconds,
+            idle_seconds=timeouts.idle_seconds,
             max_label_values=self.settings.metrics.max_label_values,
-            first_byte_seconds=self.settings.upstream_timeouts.first_byte_seconds,
+            known_tenants=[entry.tenant for entry in self._keys or ()],
         )
 
     def _health_changed(self, name: str, healthy: bool, why: str) -> None:

@@ -14,10 +14,11 @@ from gateway.api.request_body import BodyLimits
 from gateway.policy.admission import Admission
 from gateway.policy.classification import ClassificationRules
 from gateway.policy.clock import Clock
-from gateway.policy.events import Observer, RequestEnded
+from gateway.policy.events import Observer
 from gateway.policy.outcome import Outcome
 from gateway.policy.request import Ask, Priority
 from gateway.runtime.admission_gate import AdmissionGate
+from gateway.telemetry.endings import ended_at_the_door
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.request_log import RequestLog
 from gateway.upstream.client import Upstream
@@ -87,33 +88,16 @@ class Edge:
 
     # ------------------------------------------------------------------ records
 
-    def ending(self, exchange: "Exchange") -> None:
-        """The exchange is over: the log shall show the status that the client got."""
-        if exchange.status is not None:
-            self.request_log.status_sent(exchange.request_id, exchange.status)
-
-    def ended_before_policy(self, exchange: "Exchange", outcome: Outcome) -> None:
+    def ended_at_the_door(self, exchange: "Exchange", outcome: Outcome) -> None:
         """One record for a request that the policy never saw."""
         self.observer.ended(
-            RequestEnded(
-                request_id=exchange.request_id,
+            ended_at_the_door(
+                exchange.request_id,
+                outcome,
+                exchange.arrived_at,
+                self.clock.now(),
                 priority=exchange.priority,
                 tenant=exchange.tenant,
-                model="",
-                outcome=outcome,
-                streaming=False,
-                upstream=None,
-                arrived_at=exchange.arrived_at,
-                ended_at=self.clock.now(),
-                queue_wait_ns=None,
-                ttft_ns=None,
-                upstream_ttft_ns=None,
-                tpot_ns=None,
-                max_gap_ns=None,
-                usage=None,
-                estimated_cost=0,
-                charged=0,
-                promoted=False,
             )
         )
 

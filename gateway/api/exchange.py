@@ -61,7 +61,7 @@ class Exchange:
         self.arrived_at = edge.clock.now()
         self.given_id = client_request_id(self._headers)
         self.request_id = self.given_id or edge.new_request_id()
-        self.tenant = "unknown"
+        self.tenant = ""
         self.priority = edge.rules.default
         self._granted: Priority | None = None
         self.ask: Ask | None = None
@@ -115,11 +115,14 @@ class Exchange:
             self._watch.cancel()
         if self._response is not None:
             self._response.abort()
-        self._edge.ending(self)
+        if self._permit is None and self.ask is not None:
+            return  # the policy ended it itself, and has told
+        if self.status is not None:
+            self._edge.request_log.answered(self.request_id, self.status)
         if self._permit is not None:
             self._permit.finish(outcome, delivered)
-        elif self.ask is None:
-            self._edge.ended_before_policy(self, outcome)
+        else:
+            self._edge.ended_at_the_door(self, outcome)
 
     def _outcome_of(self, interrupt: Interrupt) -> Outcome:
         if self._observer is not None and self._observer.done:
@@ -211,7 +214,7 @@ class Exchange:
         upstream = edge.upstreams[permit.upstream]
         asks_for_usage = facts.stream and not facts.include_usage
         body = self._body_for(body, facts, upstream, asks_for_usage)
-        edge.metrics.overhead(edge.clock.now() - self.arrived_at - (permit.ticket.queue_wait_ns or 0))
+        edge.metrics.proxy_overhead(edge.clock.now() - self.arrived_at - (permit.ticket.queue_wait_ns or 0))
         response = self._response = await self._ask_engine(upstream, b"POST", body)
         headers = response.lower_headers()
         if not 200 <= response.status < 300:

@@ -13,7 +13,7 @@ from gateway.api.health import add_health
 from gateway.api.inference import answer_in_openai_shape
 from gateway.policy.parameters import MILLITOKENS
 from gateway.policy.request import PRIORITIES
-from gateway.telemetry.metrics import render
+from gateway.telemetry.exposition import render
 
 
 def create_operations_app(edge: Edge, registry: CollectorRegistry, token: str | None) -> FastAPI:

@@ -24,8 +24,9 @@ _BAD = -1
 def parse_usage(reported: object, before: Usage | None = None) -> Usage | None:
     """The reading in a decoded `usage` object; `before` is what an earlier chunk of the same stream said.
 
-    Counts in a stream are running totals, so a reading replaces the one before, and only a count it leaves
-    out is taken over. A count that is negative or no integer spoils the reading: then the answer is `before`.
+    Counts in a stream are running totals, so a reading replaces the one before, taking over its input where
+    it names only the output. A reading without output adds nothing, and a count that is negative or no
+    integer spoils it: then the answer is `before`.
     """
     if not isinstance(reported, dict):
         return before
@@ -42,7 +43,9 @@ def parse_usage(reported: object, before: Usage | None = None) -> Usage | None:
     elif inputs is None:
         inputs = _count(reported, "total_tokens")
     if outputs is None:
-        outputs = before.output_tokens if before else 0
+        if before:
+            return before
+        outputs = 0
     if inputs is None or inputs < 0 or outputs < 0:
         return before
     return Usage(inputs, outputs, min(max(cached or 0, 0), inputs))

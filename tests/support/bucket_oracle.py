@@ -44,6 +44,10 @@ class ExactBuckets:
         """Whether a higher class is active now."""
         return any(self.busy_until[h] > self.now for h in range(i))
 
+    def ceiling_rate(self, i: int) -> Fraction:
+        """Rates are whole millitokens per second, ceilings too."""
+        return Fraction(int(self._ceiling_shares[i] * self.capacity * 1000), 1000)
+
     def pour(self) -> list[Fraction]:
         """Present inflow per class, tokens a second."""
         flow = [self.rates[i] if self.levels[i] < self.bursts[i] else Fraction(0) for i in CLASSES]
@@ -52,7 +56,7 @@ class ExactBuckets:
             if self.levels[i] < self.bursts[i]:
                 room = over
                 if self.held_down(i):
-                    ceiling = max(self._ceiling_shares[i] * self.capacity, self.rates[i])
+                    ceiling = max(self.ceiling_rate(i), self.rates[i])
                     room = min(over, ceiling - self.rates[i])
                 flow[i] += room
                 over -= room

@@ -1,0 +1,148 @@
+"""Every metric by name, with what it means. Dashboards and alerts are checked against this list."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+PREFIX = "qos_gateway_"
+
+Kind = Literal["counter", "gauge", "histogram"]
+
+_SUFFIXES: dict[Kind, tuple[str, ...]] = {
+    "counter": ("",),
+    "gauge": ("",),
+    "histogram": ("_bucket", "_sum", "_count"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    kind: Kind
+    name: str
+    help: str
+    labels: tuple[str, ...] = ()
+
+    @property
+    def series_names(self) -> tuple[str, ...]:
+        """The names under which its samples appear."""
+        return tuple(self.name + suffix for suffix in _SUFFIXES[self.kind])
+
+
+def _define(kind: Kind, name: str, labels: str, explanation: str) -> Definition:
+    return Definition(kind, PREFIX + name, explanation, tuple(labels.split()))
+
+
+REQUESTS = _define(
+    "counter",
+    "requests_total",
+    "priority outcome model tenant",
+    "Requests that ended, each with exactly one outcome.",
+)
+TIME_TO_FIRST_TOKEN = _define(
+    "histogram",
+    "time_to_first_token_seconds",
+    "priority",
+    "From arrival to the first token of a stream: what the user saw, waiting included.",
+)
+UPSTREAM_TIME_TO_FIRST_TOKEN = _define(
+    "histogram",
+    "upstream_time_to_first_token_seconds",
+    "priority",
+    "From dispatch to the first token of a stream: what the engine did.",
+)
+TIME_PER_OUTPUT_TOKEN = _define(
+    "histogram",
+    "time_per_output_token_seconds",
+    "priority",
+    "Mean time between the tokens of a stream, after its first.",
+)
+MAX_TOKEN_GAP = _define(
+    "histogram",
+    "max_token_gap_seconds",
+    "priority",
+    "The longest pause between two chunks of a stream.",
+)
+QUEUE_WAIT = _define(
+    "histogram",
+    "queue_wait_seconds",
+    "priority",
+    "From arrival to dispatch, or to the end of a wait that was in vain.",
+)
+REQUEST_DURATION = _define(
+    "histogram",
+    "request_duration_seconds",
+    "priority",
+    "From arrival to the end, of requests that were dispatched or completed.",
+)
+PROXY_OVERHEAD = _define(
+    "histogram",
+    "proxy_overhead_seconds",
+    "",
+    "Time a request spent in the gateway that was neither waiting nor the engine's.",
+)
+TOKENS = _define(
+    "counter",
+    "tokens_total",
+    "priority direction",
+    "Tokens of requests that ended; cached ones are part of the input.",
+)
+CLASS_CLAIMS = _define(
+    "counter",
+    "class_claims_total",
+    "claimed granted",
+    "Classes that requests claimed, and what they got.",
+)
+PROMOTIONS = _define(
+    "counter",
+    "promotions_total",
+    "priority",
+    "Requests that went first because their class had been passed over often enough.",
+)
+CLIENT_RETRIES = _define(
+    "counter", "client_retries_total", "", "Requests whose client said that they are a retry."
+)
+CONTROLLER_CHANGES = _define(
+    "counter",
+    "controller_changes_total",
+    "law direction reason",
+    "Changes of the class rates by the controller.",
+)
+QUEUE_DEPTH = _define(
+    "gauge", "queue_depth", "priority", "Requests that wait, for tokens of their class or for a place."
+)
+QUEUE_BYTES = _define("gauge", "queue_bytes", "", "Body bytes of the requests that wait.")
+IN_FLIGHT = _define("gauge", "in_flight", "priority upstream", "Requests that hold a place at an engine.")
+BUCKET_TOKENS = _define(
+    "gauge", "bucket_tokens", "priority", "Weighted tokens in the class's buckets; below zero is debt."
+)
+BUCKET_RATE = _define(
+    "gauge",
+    "bucket_rate_tokens_per_second",
+    "priority",
+    "Guaranteed inflow of the class's buckets, in weighted tokens.",
+)
+CAPACITY = _define("gauge", "capacity_tokens_per_second", "", "What all classes may use, in weighted tokens.")
+SLO_ATTAINMENT = _define(
+    "gauge",
+    "slo_attainment_ratio",
+    "priority slo view of",
+    "Share of requests in the window that kept the promise; absent without a sample.",
+)
+CONTROLLER_SEVERITY = _define(
+    "gauge", "controller_severity", "", "How near the engines are to breaking a promise; 1 is the limit."
+)
+UPSTREAM_HEALTHY = _define("gauge", "upstream_healthy", "upstream", "1 while the upstream may get requests.")
+UPSTREAM_LOAD_AGE = _define(
+    "gauge",
+    "upstream_load_age_seconds",
+    "upstream",
+    "Since the upstream's load page was read; absent until it was.",
+)
+BUILD_INFO = _define("gauge", "build_info", "version", "1; which version this is.")
+
+CATALOGUE: tuple[Definition, ...] = tuple(d for d in globals().values() if isinstance(d, Definition))
+
+METRIC_NAMES = frozenset(d.name for d in CATALOGUE)
+"""The names of the metrics; of histograms the base name."""
+
+SERIES_NAMES = frozenset(name for d in CATALOGUE for name in d.series_names)
+"""The names a query may use: histograms as `_bucket`, `_sum` and `_count`."""

@@ -1,0 +1,77 @@
+"""One structured line per request, when it ends. It says who, which class, how it ended and how long the
+parts took; never what was asked, and never a key."""
+
+from collections.abc import Callable
+
+import structlog
+
+from gateway.policy.events import Observer, RequestEnded
+from gateway.policy.outcome import Outcome
+from gateway.policy.parameters import MILLITOKENS
+from gateway.policy.request import PRIORITIES
+from gateway.telemetry.endings import queue_wait_ns
+from gateway.telemetry.labels import clean
+
+REQUEST_ID_LENGTH_MAX = 128
+
+_CLASS_NAMES = [p.name for p in PRIORITIES]
+
+_LEVELS = {
+    Outcome.INTERNAL_ERROR: "error",
+    Outcome.UPSTREAM_REFUSED: "warning",
+    Outcome.UPSTREAM_TIMEOUT: "warning",
+    Outcome.UPSTREAM_ERROR: "warning",
+    Outcome.UPSTREAM_ABORTED: "warning",
+}
+"""The rest is everyday life and logged as `info`."""
+
+
+class RequestLog(Observer):
+    """To be made after `configure_logging`, whose output and level it keeps.
+
+    The policy does not know the HTTP status. The edge says with `answered` which one it sent; where it
+    did not, `status_of` tells the usual one for the outcome.
+    """
+
+    def __init__(self, status_of: Callable[[Outcome], int]) -> None:
+        self._status_of = status_of
+        log = structlog.get_logger().bind()
+        self._info = log.info
+        self._write_at = {outcome: getattr(log, level) for outcome, level in _LEVELS.items()}
+        self._answered: dict[str, int] = {}
+
+    def answered(self, request_id: str, status: int) -> None:
+        """This status was sent, and the request will end."""
+        self._answered[request_id] = status
+
+    def ended(self, event: RequestEnded) -> None:
+        self.write(event, self._answered.pop(event.request_id, None))
+
+    def write(self, event: RequestEnded, status: int | None = None) -> None:
+        outcome, usage = event.outcome, event.usage
+        self._write_at.get(outcome, self._info)(
+            "request",
+            request_id=clean(event.request_id, REQUEST_ID_LENGTH_MAX),
+            tenant=clean(event.tenant) or None,
+            model=clean(event.model) or None,
+            priority=_CLASS_NAMES[event.priority],
+            outcome=outcome.value,
+            status=self._status_of(outcome) if status is None else status,
+            streaming=event.streaming,
+            upstream=event.upstream,
+            queue_ms=_milliseconds(queue_wait_ns(event)),
+            ttft_ms=_milliseconds(event.ttft_ns),
+            tpot_ms=_milliseconds(event.tpot_ns),
+            max_gap_ms=_milliseconds(event.max_gap_ns),
+            duration_ms=_milliseconds(event.ended_at - event.arrived_at),
+            input_tokens=None if usage is None else usage.input_tokens,
+            cached_tokens=None if usage is None else usage.cached_tokens,
+            output_tokens=None if usage is None else usage.output_tokens,
+            cost=event.charged / MILLITOKENS,
+            promoted=event.promoted,
+        )
+
+
+def _milliseconds(nanoseconds: int | None) -> float | None:
+    """To the microsecond; cheaper than rounding a float."""
+    return None if nanoseconds is None else nanoseconds // 1000 / 1000
