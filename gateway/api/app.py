@@ -162,5 +162,6 @@ class Gateway:
             await asyncio.sleep(limit / _STALL_CHECKS)
             oldest = self._clock.now() - to_nanoseconds(limit)
             for exchange in list(self.edge.active):
-                if exchange.writing_since is not None and exchange.writing_since <= oldest:
+                since = exchange.reply.writing_since
+                if since is not None and since <= oldest:
                     exchange.interrupt(Interrupt.CLIENT_STALLED)

@@ -62,11 +62,8 @@ class Edge:
         given = exchange.given_id
         return (exchange.request_id if given is None else f"{given}-{next(self._ids)}").encode()
 
-    def any_healthy_upstream(self) -> Upstream | None:
-        for name, upstream in self.upstreams.items():
-            if self.admission.upstream(name).healthy:
-                return upstream
-        return None
+    def healthy_upstreams(self) -> list[Upstream]:
+        return [u for name, u in self.upstreams.items() if self.admission.upstream(name).healthy]
 
     def rate_limit_headers(self, priority: Priority, ask: Ask | None) -> list[Header]:
         """`x-ratelimit-*` of the bucket that binds; in the open gateway that of the class."""

@@ -12,13 +12,17 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from gateway.api.body import BodyFacts, edit
+from gateway.api.access import Caller
+from gateway.api.body import ENGINE_HINTS, BodyFacts, edit
 from gateway.api.endpoints import Endpoint
-from gateway.api.errors import Problem, error_event
+from gateway.api.errors import Problem
 from gateway.api.headers import STREAM_HEADERS, Header, for_client, for_upstream
+from gateway.api.models import merged_models
+from gateway.api.reply import Reply
 from gateway.api.request_body import ClientLeft, receive_body
 from gateway.api.request_facts import build_ask, classify_request, client_request_id, read_body, retry_count
 from gateway.policy.admission import NOTHING_DELIVERED, Delivered, RequestTooLong
+from gateway.policy.clock import NANOSECONDS_PER_SECOND
 from gateway.policy.outcome import Outcome
 from gateway.policy.request import Ask, Priority, Usage
 from gateway.runtime.admission_gate import Permit, Refused
@@ -38,6 +42,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 PLAIN_ANSWER_BYTES_MAX = 64 * 1024 * 1024
 ERROR_ANSWER_BYTES_MAX = 4 * 1024 * 1024
+NANOSECONDS_PER_MILLISECOND = NANOSECONDS_PER_SECOND // 1000
 
 
 class Interrupt(Enum):
@@ -54,7 +59,6 @@ class Exchange:
         self._endpoint = endpoint
         self._scope = scope
         self._receive = receive
-        self._send = send
         self._headers: list[Header] = scope["headers"]
         self.task: asyncio.Task[Any] | None = asyncio.current_task()
         self._interrupt: Interrupt | None = None
@@ -65,14 +69,11 @@ class Exchange:
         self.priority = edge.rules.default
         self._granted: Priority | None = None
         self.ask: Ask | None = None
-        self.status: int | None = None
         self._permit: Permit | None = None
         self._response: UpstreamResponse | None = None
         self._observer: StreamObserver | None = None
-        self._response_started = False
         self._watch: asyncio.Task[None] | None = None
-        self.writing_since: int | None = None
-        """When the write that is under way began; None between writes."""
+        self.reply = Reply(scope, send, edge.clock, self._common_headers)
 
     # ------------------------------------------------------------------ the whole
 
@@ -94,7 +95,9 @@ class Exchange:
             outcome = self._outcome_of(self._interrupt)
             delivered = self._delivered_so_far()
             if self._interrupt is Interrupt.SHUTDOWN:
-                await self._tell(Problem(outcome, "the gateway is shutting down"))
+                await self._tell(Problem(Outcome.REJECTED_DRAINING, "the gateway is shutting down"))
+            elif self._interrupt is Interrupt.CLIENT_STALLED:
+                self.reply.cut()
         except Exception:
             self._edge.log_internal_error(self.request_id)
             delivered = self._delivered_so_far()
@@ -117,8 +120,8 @@ class Exchange:
             self._response.abort()
         if self._permit is None and self.ask is not None:
             return  # the policy ended it itself, and has told
-        if self.status is not None:
-            self._edge.request_log.answered(self.request_id, self.status)
+        if self.reply.status is not None:
+            self._edge.request_log.answered(self.request_id, self.reply.status)
         if self._permit is not None:
             self._permit.finish(outcome, delivered)
         else:
@@ -143,7 +146,7 @@ class Exchange:
         if edge.admission.draining:
             raise Problem(Outcome.REJECTED_DRAINING, "the gateway is shutting down", close=True)
         if self._endpoint.dialect is None:
-            return await self._pass_through()
+            return await self._list_models(caller)
         body = await receive_body(self._scope, self._receive, edge.body_limits)
         facts = read_body(body, self._endpoint)
         if not caller.may_use(facts.model):
@@ -286,12 +289,12 @@ class Exchange:
         observer = self._observer = StreamObserver(self._endpoint.dialect, strip_usage)
         names = {name for name, _ in STREAM_HEADERS}
         kept = [header for header in for_client(headers) if header[0] not in names]
-        await self._start(response.status, [*kept, *STREAM_HEADERS])
-        end = await relay_stream(response, observer, self._write, permit.first_token, self._edge.clock)
+        await self.reply.start(response.status, [*kept, *STREAM_HEADERS])
+        end = await relay_stream(response, observer, self.reply.write, permit.first_token, self._edge.clock)
         if end is StreamEnd.BROKEN_OFF or end is StreamEnd.SILENT:
             what = "fell silent" if end is StreamEnd.SILENT else "broke off"
             raise Problem(Outcome.UPSTREAM_ABORTED, f"the engine's stream {what}")
-        await self._finish_body()
+        await self.reply.finish()
         delivered = self._delivered_so_far()
         if end is StreamEnd.ERROR_EVENT:
             return Outcome.UPSTREAM_ERROR, delivered
@@ -325,18 +328,30 @@ class Exchange:
             observer.max_gap_ns,
         )
 
-    async def _pass_through(self) -> tuple[Outcome, Delivered]:
-        """A request that generates nothing: to a healthy engine and back, with neither bucket nor lease."""
-        upstream = self._edge.any_healthy_upstream()
-        if upstream is None:
-            raise Problem(Outcome.REJECTED_NO_UPSTREAM, "no engine is up")
+    async def _list_models(self, caller: Caller) -> tuple[Outcome, Delivered]:
+        """From the engines, with neither bucket nor lease: untouched where there is one and the key may
+        use all, else put together."""
         self._watch = asyncio.ensure_future(self._watch_client())
-        method = self._scope["method"].encode()
-        response = self._response = await self._ask_engine(upstream, method)
-        body = await self._read_all(response, PLAIN_ANSWER_BYTES_MAX)
-        await self._answer_whole(response, response.lower_headers(), body)
-        ok = 200 <= response.status < 300
-        return Outcome.COMPLETED if ok else Outcome.UPSTREAM_ERROR, NOTHING_DELIVERED
+        upstreams = self._edge.healthy_upstreams()
+        if not upstreams:
+            raise Problem(Outcome.REJECTED_NO_UPSTREAM, "no engine is up")
+        if len(upstreams) == 1 and "*" in caller.models:
+            response = self._response = await self._ask_engine(upstreams[0], b"GET")
+            body = await self._read_all(response, PLAIN_ANSWER_BYTES_MAX)
+            await self._answer_whole(response, response.lower_headers(), body)
+            ok = 200 <= response.status < 300
+            return Outcome.COMPLETED if ok else Outcome.UPSTREAM_ERROR, NOTHING_DELIVERED
+        body = merged_models(await asyncio.gather(*map(self._model_page, upstreams)), caller)
+        await self.reply.whole(200, [(b"content-type", b"application/json")], body)
+        return Outcome.COMPLETED, NOTHING_DELIVERED
+
+    async def _model_page(self, upstream: Upstream) -> bytes:
+        """An engine's list; empty where it has none to give."""
+        try:
+            response = await self._ask_engine(upstream, b"GET")
+            return await self._read_all(response, ERROR_ANSWER_BYTES_MAX)
+        except Problem:
+            return b""
 
     # ------------------------------------------------------------------ to the client
 
@@ -344,67 +359,30 @@ class Exchange:
         kept = for_client(headers)
         if response.status >= 400:
             kept.append((b"x-qos-error-source", b"upstream"))
-        if self._scope["method"] != "HEAD" and response.status != 204:
-            kept.append((b"content-length", b"%d" % len(body)))
-        await self._start(response.status, kept)
-        await self._finish_body(body)
+        await self.reply.whole(response.status, kept, body)
 
     async def _tell(self, problem: Problem) -> None:
         """The gateway's own word instead of an answer: a response, or one event if a stream has begun."""
         try:
-            if not self._response_started:
-                await self._answer_problem(problem)
+            if not self.reply.started:
+                await self.reply.problem(problem, self._edge.random)
             elif self._observer is not None:
-                gap = b"\n\n" if self._observer.mid_event else b""
-                await self._write(gap + error_event(problem.message, problem.type, problem.code))
-                # No last chunk follows, so the client's HTTP library sees that the body was cut.
+                await self.reply.error_event(problem, self._observer.mid_event)
         except asyncio.CancelledError:
             if self._interrupt is None or self.task is None:
                 raise
             self.task.uncancel()
 
-    async def _answer_problem(self, problem: Problem) -> None:
-        body = problem.body()
-        headers = [
-            (b"content-type", b"application/json"),
-            (b"content-length", b"%d" % len(body)),
-            (b"x-qos-outcome", problem.outcome.value.encode()),
-            (b"x-qos-error-source", b"gateway"),
-            *problem.headers,
-            *problem.retry_headers(self._edge.random),
-        ]
-        if problem.close:
-            headers.append((b"connection", b"close"))
-        await self._start(problem.status, headers)
-        await self._finish_body(b"" if self._scope["method"] == "HEAD" else body)
-
-    async def _start(self, status: int, headers: list[Header]) -> None:
-        self._response_started = True
-        self.status = status
-        headers.append((b"x-request-id", self.request_id.encode()))
+    def _common_headers(self) -> list[Header]:
+        headers = [(b"x-request-id", self.request_id.encode())]
         if self._granted is not None:
+            waited = None if self._permit is None else self._permit.ticket.queue_wait_ns
+            if waited is None:
+                waited = self._edge.clock.now() - self.arrived_at
             headers.append((b"x-qos-priority", self._granted.name.encode()))
-            headers.append((b"x-qos-queue-ms", b"%d" % (self._queue_ns() // 1_000_000)))
-            headers.extend(self._edge.rate_limit_headers(self._granted, self.ask))
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
-
-    def _queue_ns(self) -> int:
-        waited = None if self._permit is None else self._permit.ticket.queue_wait_ns
-        return self._edge.clock.now() - self.arrived_at if waited is None else waited
-
-    async def _write(self, piece: bytes) -> None:
-        self.writing_since = self._edge.clock.now()
-        await self._send({"type": "http.response.body", "body": piece, "more_body": True})
-        self.writing_since = None
-
-    async def _finish_body(self, body: bytes = b"") -> None:
-        self.writing_since = self._edge.clock.now()
-        await self._send({"type": "http.response.body", "body": body})
-        self.writing_since = None
-
-
-ENGINE_HINTS = frozenset({"priority", "request_id"})
-"""Body fields by which a client could tell the engine what is the gateway's to say."""
+            headers.append((b"x-qos-queue-ms", b"%d" % (waited // NANOSECONDS_PER_MILLISECOND)))
+            headers += self._edge.rate_limit_headers(self._granted, self.ask)
+        return headers
 
 
 def engine_rank(engine: str, priority: Priority) -> int | None:

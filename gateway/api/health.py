@@ -16,6 +16,6 @@ def add_health(app: FastAPI, edge: Edge) -> None:
         """200 while at least one engine is healthy and the gateway is not shutting down, else 503."""
         if edge.admission.draining:
             return JSONResponse({"status": "draining"}, 503)
-        if edge.any_healthy_upstream() is None:
+        if not edge.healthy_upstreams():
             return JSONResponse({"status": "no engine is healthy"}, 503)
         return JSONResponse({"status": "ready"})
