@@ -8,7 +8,7 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from gateway import __version__
-from gateway.api.access import Access
+from gateway.api.access import ANYBODY, Access
 from gateway.api.edge import Edge
 from gateway.api.errors import status_of
 from gateway.api.exchange import Interrupt
@@ -148,7 +148,7 @@ class Gateway:
             first_byte_seconds=timeouts.first_byte_seconds,
             idle_seconds=timeouts.idle_seconds,
             max_label_values=self.settings.metrics.max_label_values,
-            known_tenants=[entry.tenant for entry in self._keys or ()],
+            known_tenants=[ANYBODY.tenant, *(entry.tenant for entry in self._keys or ())],
         )
 
     def _health_changed(self, name: str, healthy: bool, why: str) -> None:

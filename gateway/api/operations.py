@@ -13,7 +13,7 @@ from gateway.api.health import add_health
 from gateway.api.inference import answer_in_openai_shape
 from gateway.policy.parameters import MILLITOKENS
 from gateway.policy.request import PRIORITIES
-from gateway.telemetry.exposition import render
+from gateway.telemetry.exposition import render_in_turns
 
 
 def create_operations_app(edge: Edge, registry: CollectorRegistry, token: str | None) -> FastAPI:
@@ -30,7 +30,7 @@ def create_operations_app(edge: Edge, registry: CollectorRegistry, token: str | 
 
     @app.get("/metrics", dependencies=[Depends(operator)], summary="Prometheus exposition")
     async def metrics(accept: str | None = Header(default=None)) -> Response:
-        body, content_type = render(registry, accept)
+        body, content_type = await render_in_turns(registry, accept)
         return Response(body, media_type=None, headers={"content-type": content_type})
 
     @app.get("/admin/state", dependencies=[Depends(operator)], summary="Budgets, queues and places now")

@@ -36,13 +36,18 @@ class LogOutput:
                 return
             self._lines.append(line)
             self._held += len(line) + 1
-            if self._waiting.is_set() or self._closed.is_set():
+            if not self._closed.is_set():
+                if not self._waiting.is_set():
+                    self._wake()
                 return
-            self._waiting.set()
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="log output", daemon=True)
-                self._thread.start()
-                atexit.register(self.close)
+        self.flush()
+
+    def _wake(self) -> None:
+        self._waiting.set()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="log output", daemon=True)
+            self._thread.start()
+            atexit.register(self.close)
 
     def flush(self) -> None:
         """Write what is held, in the calling thread."""
@@ -58,7 +63,7 @@ class LogOutput:
                 self._put("\n".join(lines))
 
     def close(self) -> None:
-        """Write what is held and end the thread. Lines taken later are written by `flush` alone."""
+        """Write what is held and end the thread. Lines that still come are written one by one."""
         self._closed.set()
         self._waiting.set()
         thread, self._thread = self._thread, None

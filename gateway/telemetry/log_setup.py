@@ -76,13 +76,15 @@ def configure_logging(
     """Send all log lines to `stream` (standard output if None), in place of what an earlier call chose.
 
     Start uvicorn with `log_config=None`, or it installs its own. Its access log is off: the request log
-    says more. Loggers made before keep the earlier output.
+    says more. A logger that was bound before keeps its level and look.
     """
     global _output
     stream = stream if stream is not None else sys.stdout
-    if _output is not None:
-        _output.close()
-    _output = output = LogOutput(stream)
+    if _output is None or _output.stream is not stream:
+        if _output is not None:
+            _output.close()
+        _output = LogOutput(stream)
+    output = _output
     on_console = format == "console" or (format == "auto" and stream.isatty())
     processors: list[Processor] = [
         structlog.processors.format_exc_info,

@@ -213,9 +213,8 @@ class Metrics(Observer, Collector):
     def collect(self) -> Iterator[Metric]:
         for family in self._families:
             yield family.collect()
-        now = self._clock.now()
         if self._admission is not None:
-            yield from policy_gauges(self._admission, now)
+            yield from policy_gauges(self._admission, self._clock.now())
         yield gauge(catalogue.CONTROLLER_SEVERITY, [((), self._severity)])
-        yield load_ages(self._load_read_at, now)
+        yield load_ages(self._load_read_at, self._clock.now())
         yield gauge(catalogue.BUILD_INFO, [((self._version,), 1.0)])
