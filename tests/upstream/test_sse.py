@@ -95,7 +95,7 @@ lines = st.one_of(
     st.sampled_from(
         [b"data: {}", b"data:x", b"data", b": comment", b"event: e", b"", MARK, b"id: 1", b"\xc2\x85"]
     ),
-    st.text(st.characters(exclude_characters="\r\n"), max_size=12).map(
+    st.text(st.characters(codec="utf-8", exclude_characters="\r\n"), max_size=12).map(
         lambda text: b"data: " + text.encode()
     ),
 )

@@ -1,0 +1,70 @@
+"""One `Usage`, whatever an engine calls its counts."""
+
+import json
+
+import pytest
+
+from gateway.upstream.usage import Usage, inspect_answer, is_valid_answer, read_usage
+
+
+@pytest.mark.parametrize(
+    ("usage", "expected"),
+    [
+        ({"prompt_tokens": 42, "total_tokens": 46, "completion_tokens": 4}, Usage(42, 4)),
+        ({"prompt_tokens": 42, "completion_tokens": 4, "prompt_tokens_details": None}, Usage(42, 4)),
+        (
+            {"prompt_tokens": 42, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": 41}},
+            Usage(42, 4, 41),
+        ),
+        (
+            {"input_tokens": 17, "output_tokens": 8, "input_tokens_details": {"cached_tokens": 16}},
+            Usage(17, 8, 16),
+        ),
+        ({"input_tokens": 14, "output_tokens": 8}, Usage(14, 8)),
+        ({"input_tokens": 10, "output_tokens": 8, "cache_read_input_tokens": 4}, Usage(14, 8, 4)),
+        (
+            {
+                "input_tokens": 10,
+                "output_tokens": 8,
+                "cache_read_input_tokens": 0,
+                "cache_creation_input_tokens": 5,
+            },
+            Usage(15, 8, 0),
+        ),
+        ({"prompt_tokens": 9, "total_tokens": 9}, Usage(9, 0)),
+        ({"total_tokens": 9}, Usage(9, 0)),
+        ({"prompt_tokens": -9, "total_tokens": 9}, None),
+        ({"type": "duration", "seconds": 3}, None),
+        ({}, None),
+        (None, None),
+        ([1], None),
+    ],
+)
+def test_the_usage_of_a_plain_answer(usage: object, expected: Usage | None) -> None:
+    """Chat, completions, responses, messages, embeddings, rerank."""
+    body = json.dumps({"id": "x", "choices": [], "usage": usage}).encode()
+    assert inspect_answer(body) == (True, expected)
+    assert read_usage(body) == expected
+
+
+@pytest.mark.parametrize(
+    "body", [b"{}", b' {"a": 1}\n', b'{"logprob": NaN}', b'{"text": "\\ud83d"}', b'{"usage": 1e999}']
+)
+def test_an_object_is_a_valid_answer(body: bytes) -> None:
+    """So is one that only strict readers refuse."""
+    assert is_valid_answer(body)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b'{"a":1', b"[]", b"null", b"7", b"<html>", b"\xff\xfe", b"[" * 50_000, b'{"a":' * 50_000],
+)
+def test_anything_else_is_a_fault_of_the_engine(body: bytes) -> None:
+    """A 200 with half a body is none."""
+    assert inspect_answer(body) == (False, None)
+
+
+def test_the_usage_behind_a_nan_is_still_read() -> None:
+    """The charge does not depend on a log probability."""
+    body = b'{"logprob": NaN, "usage": {"prompt_tokens": 3, "completion_tokens": 2}}'
+    assert read_usage(body) == Usage(3, 2)
