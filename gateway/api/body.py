@@ -74,7 +74,7 @@ class BodyFacts(msgspec.Struct, frozen=True):
     text_bytes          UTF-8 bytes of all text that will be tokenised, schemas and tool calls as raw JSON
     exact_tokens        number of token ids given in place of text
     images, audio_parts pictures (also films and files) and pieces of sound, of whatever size
-    messages            entries of `messages`: each costs some tokens of template
+    messages            entries of the conversation: each costs some tokens of template
     has_engine_hints    one of `ENGINE_HINTS` is there
     """
 
@@ -181,13 +181,18 @@ def _count_texts(found: _Members, dialect: BodyDialect, count: TextCount) -> tup
                 raise _invalid(name, "a string, a list of strings, or one or more lists of token ids")
             if not understood:
                 count.add(Kind.NESTED, value)
-            prompts = max(prompts, count.items)
+            if dialect == "responses":  # a list is one conversation there
+                messages = count.items
+            else:
+                prompts = max(prompts, count.items)
         elif kind := texts.get(name):
             value = bytes(raw)
             if name == required and not value.startswith(b"[") and value != b"null":
                 raise _invalid(name, "an array")
             count.add(kind, value)
-            if kind is Kind.NESTED:
+            if texts is _RANKED_TEXTS:
+                prompts = max(prompts, count.items)
+            elif name == "messages":
                 messages = count.items
     if (
         required

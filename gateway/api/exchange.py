@@ -42,6 +42,9 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 PLAIN_ANSWER_BYTES_MAX = 64 * 1024 * 1024
 ERROR_ANSWER_BYTES_MAX = 4 * 1024 * 1024
+LINGER_SECONDS = 10.0
+LINGER_SILENCE_SECONDS = 1.0
+"""A client that is refused in the middle of its upload is listened to for so long, and while it sends."""
 NANOSECONDS_PER_MILLISECOND = NANOSECONDS_PER_SECOND // 1000
 
 
@@ -104,6 +107,9 @@ class Exchange:
             await self._tell(Problem(Outcome.INTERNAL_ERROR, "something went wrong inside the gateway"))
         finally:
             self._close(outcome, delivered)
+        if self._upload_is_unread:
+            await self._let_upload_end()
+            await self._finish_body()
 
     def interrupt(self, reason: Interrupt) -> None:
         """Break the exchange off; the first reason counts."""

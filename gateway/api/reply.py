@@ -38,8 +38,8 @@ class Reply:
         return self.status is not None
 
     async def start(self, status: int, headers: list[Header]) -> None:
-        self.status = status
         headers += self._common_headers()
+        self.status = status
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def write(self, piece: bytes) -> None:

@@ -2,6 +2,9 @@
 
 The mock's tokenizer: a token is 4 bytes of text, rounded up per prompt, at least one; lists of token ids are
 counted exactly. Unknown fields are ignored, as vLLM does.
+
+How long an answer is: with `min_tokens` exactly so long (it ends by itself as soon as it may, which lets a client
+choose the length without telling a gateway its limit); else `max_tokens`; else 128.
 """
 
 from dataclasses import dataclass
@@ -57,6 +60,7 @@ class _Call(msgspec.Struct, kw_only=True):
     model: str | None = None
     n: int | None = None
     max_tokens: int | None = None
+    min_tokens: int | None = None
     priority: int | None = None
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
@@ -116,10 +120,12 @@ def _generation(
         message = f"The model `{call.model}` does not exist. Valid aliases: {model}."
         raise RequestError(404, "NotFoundError", message, "model")
     include_usage = options is not None and bool(options.include_usage)
+    limit = _output_tokens(asked, max(prompts_tokens), max_model_len, call.min_tokens)
+    output_tokens = min(limit, call.min_tokens or limit)
     return Generation(
         prompts_tokens=prompts_tokens,
-        output_tokens=_output_tokens(asked, max(prompts_tokens), max_model_len),
-        finish_reason="stop" if asked is None else "length",
+        output_tokens=output_tokens,
+        finish_reason="stop" if asked is None or output_tokens < asked else "length",
         n=n,
         priority=call.priority or 0,
         stream=bool(call.stream),
@@ -128,8 +134,16 @@ def _generation(
     )
 
 
-def _output_tokens(asked: int | None, prompt_tokens: int, max_model_len: int) -> int:
-    """Tokens to generate; refuses what does not fit the context together with the longest prompt."""
+def _output_tokens(
+    asked: int | None, prompt_tokens: int, max_model_len: int, at_least: int | None
+) -> int:
+    """The most tokens to generate; refuses what does not fit the context together with the longest prompt."""
+    if at_least is not None and at_least < 0:
+        raise _refused(f"min_tokens must be greater than or equal to 0, got {at_least}.", "min_tokens", at_least)
+    if at_least is not None and asked is not None and at_least > asked:
+        raise _refused(
+            f"min_tokens must be less than or equal to max_tokens={asked}, got {at_least}.", "min_tokens", at_least
+        )
     if asked is not None and asked < 1:
         raise _refused(f"max_tokens must be at least 1, got {asked}.", "max_tokens", asked)
     if asked is not None and asked > max_model_len:
@@ -156,7 +170,7 @@ def _output_tokens(asked: int | None, prompt_tokens: int, max_model_len: int) ->
             "input_tokens",
             prompt_tokens,
         )
-    return min(DEFAULT_OUTPUT_TOKENS, room) if asked is None else asked
+    return min(at_least or DEFAULT_OUTPUT_TOKENS, room) if asked is None else asked
 
 
 def _message_bytes(message: _Message) -> int:

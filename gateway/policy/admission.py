@@ -13,8 +13,8 @@ from gateway.policy.clock import NEVER, Clock
 from gateway.policy.events import Observer, RequestEnded
 from gateway.policy.outcome import Outcome
 from gateway.policy.parameters import PolicyParameters, UpstreamParameters
-from gateway.policy.pool import Pool, serves
-from gateway.policy.request import PRIORITIES, Ask, Refusal, Stage, Ticket, Usage
+from gateway.policy.pool import Pool, Standing, serves
+from gateway.policy.request import PRIORITIES, Ask, Priority, Refusal, Stage, Ticket, Usage
 from gateway.policy.slo_monitor import SloMonitor
 from gateway.policy.token_cost import (
     InputEstimator,
@@ -135,8 +135,7 @@ class Admission:
         self._draining = True
         now = self._clock.now()
         for pool in self.pools:
-            for ticket in pool.waiting():
-                pool.cancel(ticket, DRAINING, now)
+            pool.cancel_all(DRAINING, now)
 
     @property
     def draining(self) -> bool:
@@ -152,6 +151,13 @@ class Admission:
         _, slots = self._slots[name]
         if slots.parameters.max_in_flight_tokens is None:
             slots.max_in_flight_tokens = tokens
+
+    def standing(self, priority: Priority, model: str) -> Standing | None:
+        """What the class has left where the model is served."""
+        for pool in self.pools:
+            if any(serves(slots.parameters, model) for slots in pool.slots):
+                return pool.standing(priority)
+        return None
 
     def upstream(self, name: str) -> UpstreamSlots:
         return self._slots[name][1]

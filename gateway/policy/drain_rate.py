@@ -3,6 +3,8 @@
 from gateway.policy.clock import NANOSECONDS_PER_SECOND
 
 _SPAN_NS = 5 * NANOSECONDS_PER_SECOND
+_SPAN_MIN_NS = NANOSECONDS_PER_SECOND
+"""Free places fill in an instant after a silence; that says nothing of how fast they come free."""
 
 
 class DrainRate:
@@ -24,7 +26,7 @@ class DrainRate:
         if not left:
             return None
         span = now - self._since + (_SPAN_NS if self._before else 0)
-        return max(requests, 1) * max(span, 1) // left
+        return max(requests, 1) * max(span, _SPAN_MIN_NS) // left
 
     def _turn(self, now: int) -> None:
         elapsed = now - self._since

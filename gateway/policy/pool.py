@@ -6,6 +6,7 @@ at the very moment its wait ends does go.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
 from gateway.policy.clock import NANOSECONDS_PER_SECOND, NEVER, to_seconds
@@ -16,13 +17,25 @@ from gateway.policy.priority_queue import FairQueue, ServiceCounters
 from gateway.policy.rate_controller import control_law
 from gateway.policy.request import PRIORITIES, Priority, Refusal, Stage, Ticket
 from gateway.policy.scheduler import Route, Scheduler
-from gateway.policy.token_bucket import BucketRules, TokenBuckets
+from gateway.policy.token_bucket import UNITS_PER_TOKEN, BucketRules, TokenBuckets
 from gateway.policy.upstream_slots import UpstreamSlots
 
 ACTIVITY_TAIL_NS = 5 * NANOSECONDS_PER_SECOND
 """A class counts as active for so long after its last request ended: its next one is likely near."""
 DEADLINE_DROP_PART = 0.6
 """Of the TTFT promise: one who has waited so long must still have time for its prefill."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What a class has left: tokens in its bucket and places in its queue (None: not limited)."""
+
+    limit_tokens: int
+    remaining_tokens: int
+    full_after_ns: int
+    limit_requests: int | None
+    remaining_requests: int | None
+    drained_after_ns: int
 
 
 class Pool:
@@ -72,7 +85,7 @@ class Pool:
         return [ticket for route in self._routes.values() for ticket in route.waiting.values()]
 
     def set_health(self, upstream: UpstreamSlots, healthy: bool, now: int) -> None:
-        self.advance(now)
+        self._catch_up(now)
         upstream.healthy = healthy
         for route in self._routes.values():
             if route.healthy:
@@ -101,6 +114,8 @@ class Pool:
         line = self.throttled[priority]
         if not len(line) and self.buckets.affords(priority, ticket.cost, self._on_own_share(ticket, now)):
             self._hold(ticket)
+            line.push(ticket)
+            line.pop()
             self._pay(ticket, now)
         else:
             refusal = self._too_long_a_wait(ticket, wait_limit, now)
@@ -151,21 +166,26 @@ class Pool:
 
     def _make_room(self, arrival: Ticket, now: int) -> None:
         """Bring the class back within its bounds: the tenant with the largest throttled cost loses its
-        newest request; where nobody is throttled the arrival itself."""
+        newest request; where nobody is throttled, or nothing would make the arrival fit, the arrival
+        itself."""
         priority = arrival.priority
         limits = self._classes[priority]
         line = self.throttled[priority]
+        never_fits = limits.max_queued_requests == 0 or _above(
+            arrival.ask.body_bytes, limits.max_queued_bytes
+        )
         while _above(self.depth(priority), limits.max_queued_requests) or _above(
             self.queued_bytes[priority], limits.max_queued_bytes
         ):
             heaviest = line.heaviest_tenant()
             victim = arrival
-            if heaviest is not None and heaviest[0] != arrival.tenant:
+            if heaviest is not None and heaviest[0] != arrival.tenant and not never_fits:
                 victim = line.newest_of(heaviest[0])
             detail = f"the {priority.name} queue is full ({self.depth(priority) - 1} waiting)"
             self._end_waiting(victim, self._come_back(Outcome.REJECTED_QUEUE_FULL, victim, detail), now)
             if victim is arrival:
                 return
+            self._proceed(now)
 
     def _come_back(self, outcome: Outcome, ticket: Ticket, detail: str) -> Refusal:
         """A refusal with the queue's drain estimate as advice."""
@@ -176,7 +196,7 @@ class Pool:
 
     def _pay(self, ticket: Ticket, now: int) -> None:
         ticket.on_own_share = self._on_own_share(ticket, now)
-        self.buckets.take(ticket.priority, ticket.cost, ticket.on_own_share)
+        ticket.own_units = self.buckets.take(ticket.priority, ticket.cost, ticket.on_own_share)
         ticket.charged = ticket.cost
         ticket.paid_at = now
         ticket.stage = Stage.READY
@@ -209,15 +229,20 @@ class Pool:
                 heappush(self._assumed_first_tokens, (assumed, ticket.seq, ticket))
             self._decide(ticket)
 
-    def _settle_down(self, now: int) -> None:
+    def _proceed(self, now: int) -> None:
         self._pay_throttled(now)
         self._dispatch(now)
+
+    def _settle_down(self, now: int) -> None:
+        self._proceed(now)
+        if self._expire(now):
+            self._proceed(now)
 
     # ------------------------------------------------------------------ endings
 
     def first_token(self, ticket: Ticket, now: int) -> None:
         """The first token of a dispatched request was seen; said once."""
-        self.advance(now)
+        self._catch_up(now)
         ticket.first_token_at = now
         if ticket.had_engine_alone and ticket.dispatched_at is not None:
             ticket.upstream.prefill.learn(ticket.input_tokens, now - ticket.dispatched_at)
@@ -225,17 +250,27 @@ class Pool:
         self._settle_down(now)
 
     def cancel(self, ticket: Ticket, refusal: Refusal, now: int) -> None:
-        """End a request that was not dispatched."""
-        self.advance(now)
+        """End a request that was not dispatched. It is taken out before anything else happens at this
+        instant, so that it cannot be dispatched while it leaves."""
+        self.buckets.advance(now)
         if ticket.stage in (Stage.THROTTLED, Stage.READY):
             self._end_waiting(ticket, refusal, now)
-            self._settle_down(now)
+        self.advance(now)
+
+    def cancel_all(self, refusal: Refusal, now: int) -> None:
+        """End all that waits; nobody is dispatched meanwhile."""
+        self.buckets.advance(now)
+        for ticket in self.waiting():
+            self._end_waiting(ticket, refusal, now)
+        self.advance(now)
 
     def finish(self, ticket: Ticket, actual_cost: int, now: int) -> None:
         """End a dispatched request: settle, free its place, let the next ones go."""
-        self.advance(now)
+        self._catch_up(now)
         charged = ticket.charged
-        ticket.charged = self.buckets.settle(ticket.priority, charged, actual_cost, ticket.on_own_share)
+        ticket.charged = self.buckets.settle(
+            ticket.priority, charged, actual_cost, ticket.on_own_share, ticket.own_units
+        )
         difference = actual_cost - charged
         self.throttled[ticket.priority].counters.correct(ticket.tenant, difference)
         self.scheduler.ready[ticket.priority].counters.correct(ticket.tenant, difference)
@@ -247,7 +282,8 @@ class Pool:
         """Refuse a request that holds no lease, and give back all it took."""
         if ticket.stage is Stage.READY:
             self.scheduler.ready[ticket.priority].remove(ticket)
-            self.buckets.settle(ticket.priority, ticket.charged, 0, ticket.on_own_share)
+            self.buckets.settle(ticket.priority, ticket.charged, 0, ticket.on_own_share, ticket.own_units)
+            self.throttled[ticket.priority].counters.correct(ticket.tenant, -ticket.charged)
             ticket.charged = 0
             self._no_longer_waiting(ticket)
         elif ticket.seq in ticket.route.waiting:
@@ -274,6 +310,13 @@ class Pool:
 
     def advance(self, now: int) -> None:
         """Bring everything up to `now`. Early, or repeated, it does nothing."""
+        self._catch_up(now)
+        if self._expire(now):
+            self._proceed(now)
+
+    def _catch_up(self, now: int) -> None:
+        """Bring everything up to `now`, but leave those whose wait ends just now a last chance: what
+        frees a place at this instant is still to come."""
         self.buckets.advance(now)
         self._now = max(self._now, now)
         assumed = self._assumed_first_tokens
@@ -281,22 +324,23 @@ class Pool:
             ticket = heappop(assumed)[2]
             if ticket.stage is Stage.DISPATCHED:
                 ticket.upstream.prefilled(ticket)
-        self._settle_down(now)
-        if self._expire(now):
-            self._settle_down(now)
+        self._proceed(now)
+        if self._expire(now - 1):
+            self._proceed(now)
 
-    def _expire(self, now: int) -> bool:
-        """End those whose time is over; whether there were any."""
+    def _expire(self, until: int) -> bool:
+        """End those whose time was over by `until`; whether there were any."""
+        now = self._now
         over = []
         expiries = self._expiries
-        while expiries and expiries[0][0] <= now:
+        while expiries and expiries[0][0] <= until:
             ticket = heappop(expiries)[2]
             if ticket.stage in (Stage.THROTTLED, Stage.READY):
                 over.append(ticket)
         for ticket in over:
             self._end_waiting(ticket, self._waited_too_long(ticket), now)
         for route in self._routes.values():
-            while (ticket_and_time := self._first_without_upstream(route)) and ticket_and_time[1] <= now:
+            while (ticket_and_time := self._first_without_upstream(route)) and ticket_and_time[1] <= until:
                 over.append(ticket_and_time[0])
                 self._end_waiting(ticket_and_time[0], self._waited_too_long(ticket_and_time[0]), now)
         return bool(over)
@@ -348,6 +392,19 @@ class Pool:
     def depth(self, priority: Priority) -> int:
         """Requests of the class that wait, for tokens or for a place."""
         return len(self.throttled[priority]) + self.scheduler.ready[priority].length
+
+    def standing(self, priority: Priority) -> Standing:
+        level, burst = self.buckets.levels[priority], self.buckets.bursts[priority]
+        rate, depth = self.buckets.rates[priority], self.depth(priority)
+        limit = self._classes[priority].max_queued_requests
+        return Standing(
+            limit_tokens=burst // UNITS_PER_TOKEN,
+            remaining_tokens=max(level, 0) // UNITS_PER_TOKEN,
+            full_after_ns=-(-(burst - level) // rate) if rate else 0,
+            limit_requests=limit,
+            remaining_requests=None if limit is None else max(limit - depth, 0),
+            drained_after_ns=(self._drain[priority].time_for(depth, self._now) or 0) if depth else 0,
+        )
 
 
 def serves(upstream: UpstreamParameters, model: str) -> bool:

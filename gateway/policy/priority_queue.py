@@ -25,17 +25,20 @@ class ServiceCounters:
         self._service: dict[str, int] = {}
         self._waiting: dict[str, int] = {}  # tenant → queues in which it waits
         self._queues: list[FairQueue] = []
-        self._floor = 0  # counter of the last one served: the smallest of those then waiting
+        self._floor = 0  # counter of the last one served: where a busy spell that has ended stood
 
     def attach(self, queue: "FairQueue") -> None:
         self._queues.append(queue)
 
     def enter(self, tenant: str) -> None:
-        """The tenant starts to wait in one more queue; a returning one is lifted to the floor."""
+        """The tenant starts to wait in one more queue; a returning one is lifted to the smallest counter
+        among those waiting."""
         queues = self._waiting.get(tenant, 0)
         self._waiting[tenant] = queues + 1
         if not queues:
-            self._service[tenant] = max(self._service.get(tenant, 0), self._floor)
+            counters = (queue.lowest_counter() for queue in self._queues)
+            lowest = min((c for c in counters if c is not None), default=self._floor)
+            self._service[tenant] = max(self.of(tenant), lowest)
             if len(self._service) > _COUNTERS_KEPT + 2 * len(self._waiting):
                 self._forget()
 
@@ -63,8 +66,11 @@ class ServiceCounters:
                     queue.place(tenant)
 
     def _forget(self) -> None:
-        """Drop counters that a return would lift anyway; the others still owe their tenant's excess."""
-        for tenant in [t for t, s in self._service.items() if t not in self._waiting and s <= self._floor]:
+        """Drop half of what is kept of tenants that do not wait, least served first: a return would lift
+        most of those anyway."""
+        silent = [t for t in self._service if t not in self._waiting]
+        silent.sort(key=self._service.__getitem__)
+        for tenant in silent[: max(len(silent) - _COUNTERS_KEPT // 2, 0)]:
             del self._service[tenant]
 
     def __len__(self) -> int:
@@ -115,16 +121,26 @@ class FairQueue:
         """Who is next; None when nobody waits."""
         if self._head is not None:
             return self._head
+        place = self._first_place()
+        if place is None:
+            return None
+        head = self._by_tenant[place[2]][place[1]]
+        if self._sticky:
+            self._head = head
+        return head
+
+    def lowest_counter(self) -> int | None:
+        """The smallest counter of a tenant that waits here."""
+        place = self._first_place()
+        return None if place is None else place[0]
+
+    def _first_place(self) -> tuple[int, int, str] | None:
         order = self._order
         while order:
             place = order[0]
-            if self._places.get(place[2]) is not place:
-                heappop(order)
-                continue
-            head = self._by_tenant[place[2]][place[1]]
-            if self._sticky:
-                self._head = head
-            return head
+            if self._places.get(place[2]) is place:
+                return place
+            heappop(order)
         return None
 
     def pop(self) -> Ticket:

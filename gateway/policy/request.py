@@ -90,6 +90,7 @@ class Ticket:
         "on_own_share",
         "outcome",
         "output_reserve",
+        "own_units",
         "paid_at",
         "pool",
         "prefilling",
@@ -117,6 +118,7 @@ class Ticket:
         self.cost = 0  # millitokens
         self.charged = 0  # millitokens taken from the class bucket and not given back
         self.on_own_share = False  # charged to the class's own share alone
+        self.own_units = 0  # what the charge took from the class's own level
         self.is_long = False
         self.stage = Stage.THROTTLED
         self.deadline = NEVER  # to be dispatched by then

@@ -7,7 +7,9 @@ for that one, and its count restarts. If both are due, P2 goes first. With limit
 one dispatch in three and P2 one in twenty, however full P0 is.
 
 A head of P0, or of a due class, that waits only for room keeps the classes behind it off its upstreams:
-otherwise a large request would see small ones take each place that becomes free.
+otherwise a large request would see small ones take each place that becomes free. For the same reason no
+head of a class overtakes an earlier one of that class at an upstream where that one waits for room; only
+one that waits for the lane is overtaken.
 """
 
 from collections import OrderedDict
@@ -115,22 +117,27 @@ class Scheduler:
         self, priority: Priority, limited: bool, now: int, kept_off: set[UpstreamSlots], promoted: bool
     ) -> Choice | None:
         holdback = self._holdback[priority]
+        waited_for = set(kept_off)  # by an earlier head of this class: no later one overtakes it there
         for head in self.ready[priority].heads():
             best: UpstreamSlots | None = None
-            waits_for: list[UpstreamSlots] = []
+            no_room: list[UpstreamSlots] = []
+            no_prefill_room: list[UpstreamSlots] = []
             for upstream in head.route.upstreams:
-                if upstream in kept_off:
+                if upstream in waited_for:
                     continue
                 verdict = upstream.admits(head, holdback, limited, now, lifted=promoted)
                 if verdict is Admits.YES:
                     if best is None or upstream.in_flight_tokens < best.in_flight_tokens:
                         best = upstream
                 elif verdict is Admits.NO_ROOM:
-                    waits_for.append(upstream)
+                    no_room.append(upstream)
+                elif verdict is Admits.NO_PREFILL_ROOM:
+                    no_prefill_room.append(upstream)
             if best is not None:
                 return Choice(head, best, promoted)
+            waited_for.update(no_room, no_prefill_room)
             if promoted or priority is Priority.P0:
-                kept_off.update(waits_for)
+                kept_off.update(no_room)
         return None
 
     def dispatched(self, choice: Choice, limited: Sequence[bool], now: int) -> None:

@@ -10,7 +10,8 @@ is owed back.)
 Within each bucket a second account, the *own level*, says how much of the level the class's own share has
 paid. While a higher class is active it grows by `rate_i` alone; otherwise lent tokens count as own. Long
 prompts below P0 are paid from it, so that lending never lets them stall the higher class more often than
-the class's share allows. Ordinary charges use lent tokens first: own level = min(own level, level).
+the class's share allows. Ordinary charges use lent tokens first: own level = min(own level, level); a
+refund gives back to the own level first what the charge took from it.
 
 A cost above `burst_i` is affordable when the bucket is full and leaves it in debt, so the long-run rate
 holds and no request is locked out. Debits at settlement stop at `max_debt_seconds × rate_i` below zero.
@@ -198,22 +199,26 @@ class TokenBuckets:
         level = self.own_levels[priority] if own_share else self.levels[priority]
         return level >= min(cost * UNITS_PER_MILLITOKEN, self.bursts[priority])
 
-    def take(self, priority: Priority, cost: int, own_share: bool) -> None:
+    def take(self, priority: Priority, cost: int, own_share: bool) -> int:
+        """Charge `cost` millitokens; answers the units that the own level gave, for the refund."""
         units = cost * UNITS_PER_MILLITOKEN
+        before = self.own_levels[priority]
         self.levels[priority] -= units
         if own_share:
             self.own_levels[priority] -= units
         else:
-            self.own_levels[priority] = min(self.own_levels[priority], self.levels[priority])
+            self.own_levels[priority] = min(before, self.levels[priority])
+        return before - self.own_levels[priority]
 
-    def settle(self, priority: Priority, charged: int, actual: int, own_share: bool) -> int:
+    def settle(self, priority: Priority, charged: int, actual: int, own_share: bool, own_units: int) -> int:
         """Replace a charge by what was really used (both millitokens); answers what stays charged.
+        `own_units` is what `take` answered.
 
         A refund beyond the burst goes to the other classes; a debit stops at the debt limit, and what
         lies beyond it is forgiven (the answer is then smaller than `actual`).
         """
         if actual <= charged:
-            self._refund(priority, charged - actual, own_share)
+            self._refund(priority, charged - actual, own_units)
             return actual
         lowest = -round(self._rules.max_debt_seconds * self.rates[priority]) * UNITS_PER_MILLITOKEN
         above = max(self.levels[priority] - lowest, 0) // UNITS_PER_MILLITOKEN
@@ -221,15 +226,16 @@ class TokenBuckets:
         self.take(priority, debit, own_share)
         return charged + debit
 
-    def _refund(self, priority: Priority, millitokens: int, own_share: bool) -> None:
+    def _refund(self, priority: Priority, millitokens: int, own_units: int) -> None:
         units = millitokens * UNITS_PER_MILLITOKEN
         fits = min(units, self.bursts[priority] - self.levels[priority])
         self.levels[priority] += fits
         limited = [self.limited(i, self._now) for i in PRIORITIES]
         if not limited[priority]:
             self.own_levels[priority] = self.levels[priority]
-        elif own_share:
-            self.own_levels[priority] = min(self.own_levels[priority] + units, self.levels[priority])
+        else:
+            own = self.own_levels[priority] + min(units, own_units)
+            self.own_levels[priority] = min(own, self.levels[priority])
         if units > fits:
             self._spill(self.levels, self.own_levels, units - fits, limited)
 

@@ -14,7 +14,7 @@ from gateway.policy.request import Ask, Refusal, Stage, Ticket
 
 OnDecision = Callable[[Ticket], None]
 
-_EARLY_NS = 1000
+EARLY_NS = 1000
 """An event loop may call a timer a hair early; what is due within a microsecond is waited for anyway."""
 
 
@@ -50,11 +50,16 @@ class Permit:
 
 class AdmissionGate:
     def __init__(
-        self, admission: Admission, clock: Clock, loop: asyncio.AbstractEventLoop | None = None
+        self,
+        admission: Admission,
+        clock: Clock,
+        loop: asyncio.AbstractEventLoop | None = None,
+        timer_slack_ns: int = EARLY_NS,
     ) -> None:
         self.admission = admission
         self._clock = clock
         self._loop = loop or asyncio.get_running_loop()
+        self._timer_slack_ns = timer_slack_ns
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = NEVER
 
@@ -134,7 +139,7 @@ class AdmissionGate:
         if deadline < self._timer_at:
             if self._timer is not None:
                 self._timer.cancel()
-            delay_ns = max(deadline - self._clock.now(), 0) + _EARLY_NS
+            delay_ns = max(deadline - self._clock.now(), 0) + self._timer_slack_ns
             self._timer_at = deadline
             self._timer = self._loop.call_later(delay_ns / NANOSECONDS_PER_SECOND, self._wake)
 

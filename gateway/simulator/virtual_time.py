@@ -12,21 +12,22 @@ from gateway.policy.request import Ticket
 
 
 class VirtualTime:
-    """A heap of (time, sequence, action). Actions due at one instant run in the order of their booking."""
+    """A heap of (time, sequence, action). Actions due at one instant run in the order of their booking,
+    those booked as `last` after all others."""
 
     def __init__(self, start: int = 0) -> None:
         self.clock = ManualClock(start)
-        self._events: list[tuple[int, int, Callable[[], None]]] = []
+        self._events: list[tuple[int, bool, int, Callable[[], None]]] = []
         self._seq = 0
 
     @property
     def now(self) -> int:
         return self.clock.now()
 
-    def at(self, time: int, action: Callable[[], None]) -> None:
+    def at(self, time: int, action: Callable[[], None], last: bool = False) -> None:
         """Book an action; a time already passed means now."""
         self._seq += 1
-        heappush(self._events, (max(time, self.now), self._seq, action))
+        heappush(self._events, (max(time, self.now), last, self._seq, action))
 
     def after(self, nanoseconds: int, action: Callable[[], None]) -> None:
         self.at(self.now + nanoseconds, action)
@@ -34,7 +35,7 @@ class VirtualTime:
     def run(self, until: int = NEVER) -> None:
         """Run all events up to and including `until`; the clock then stands there (or at the last event)."""
         while self._events and self._events[0][0] <= until:
-            time, _, action = heappop(self._events)
+            time, _, _, action = heappop(self._events)
             self.clock.advance_to(time)
             action()
         if until < NEVER:
@@ -64,7 +65,7 @@ class VirtualGate:
         deadline = self.admission.next_deadline()
         if deadline < self._armed_for:
             self._armed_for = deadline
-            self._time.at(deadline, self._wake)
+            self._time.at(deadline, self._wake, last=True)
 
     def _wake(self) -> None:
         if self._time.now >= self._armed_for:

@@ -55,6 +55,11 @@ def test_a_completion_takes_text_token_ids_and_lists_of_both(prompt: Any, tokens
         ({"max_completion_tokens": 8}, 8, "length"),
         ({"max_tokens": 7, "max_completion_tokens": 8}, 8, "length"),
         ({"max_tokens": None}, 128, "stop"),
+        ({"min_tokens": 5}, 5, "stop"),
+        ({"min_tokens": 300}, 300, "stop"),
+        ({"min_tokens": 0}, 128, "stop"),
+        ({"min_tokens": 5, "max_tokens": 9}, 5, "stop"),
+        ({"min_tokens": 9, "max_tokens": 9}, 9, "length"),
     ],
 )
 def test_an_answer_has_128_tokens_unless_asked_otherwise(
@@ -96,6 +101,8 @@ def test_unknown_fields_and_a_missing_model_are_no_obstacle() -> None:
         ({"max_tokens": 1001}, 400, "max_tokens"),
         ({"max_tokens": 999}, 400, "input_tokens"),
         ({"max_tokens": "ten"}, 400, "body.max_tokens"),
+        ({"min_tokens": -1}, 400, "min_tokens"),
+        ({"min_tokens": 8, "max_tokens": 7}, 400, "min_tokens"),
         ({"n": 0}, 400, "n"),
         ({"n": 1_000_000_000}, 400, "n"),
         ({"messages": []}, 400, "messages"),
