@@ -203,17 +203,16 @@ class Pool:
         self.scheduler.ready[ticket.priority].push(ticket)
 
     def _pay_throttled(self, now: int) -> None:
-        for priority in PRIORITIES:
-            line = self.throttled[priority]
-            while (head := line.peek()) is not None:
+        for priority, line in zip(PRIORITIES, self.throttled, strict=True):
+            while (head := line.peek() if len(line) else None) is not None:
                 if not self.buckets.affords(priority, head.cost, self._on_own_share(head, now)):
                     break
                 line.pop()
                 self._pay(head, now)
 
     def _dispatch(self, now: int) -> None:
-        while True:
-            limited = [self.buckets.limited(p, now) for p in PRIORITIES]
+        while self.scheduler.anybody_ready and not all(slots.full for slots in self.slots):
+            limited = self.buckets.limits(now)
             choice = self.scheduler.choose(limited, now)
             if choice is None:
                 return

@@ -92,6 +92,11 @@ class Scheduler:
         self._skip_limit = skip_limit
         self.skipped = dict.fromkeys(skip_limit, 0)
 
+    @property
+    def anybody_ready(self) -> bool:
+        p0, p1, p2 = self.ready
+        return bool(p0.length or p1.length or p2.length)
+
     def choose(self, limited: Sequence[bool], now: int) -> Choice | None:
         """Who is to be dispatched now, and where; None when nobody can go. Changes nothing but the
         places in line: `dispatched` must follow."""

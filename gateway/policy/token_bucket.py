@@ -33,6 +33,7 @@ from gateway.policy.request import PRIORITIES, Priority
 UNITS_PER_MILLITOKEN = NANOSECONDS_PER_SECOND
 UNITS_PER_TOKEN = MILLITOKENS * UNITS_PER_MILLITOKEN
 
+_CLASSES = tuple(range(len(PRIORITIES)))  # plain integers index faster than members of an enum
 _INFLOW_SPAN_NS = NANOSECONDS_PER_SECOND
 _INFLOW_GRAIN_NS = NANOSECONDS_PER_SECOND // 20
 
@@ -92,9 +93,8 @@ class TokenBuckets:
             max(int(self.capacity * ceiling), rate)
             for ceiling, rate in zip(rules.ceiling_shares, rates, strict=True)
         ]
-        least = min(
-            rules.min_burst_tokens * UNITS_PER_TOKEN, self.capacity * NANOSECONDS_PER_SECOND
-        )  # C × 1 s
+        one_second = self.capacity * NANOSECONDS_PER_SECOND
+        least = min(rules.min_burst_tokens * UNITS_PER_TOKEN, one_second)
         burst_ns = round(rules.burst_seconds * NANOSECONDS_PER_SECOND)
         self.bursts = [max(rate * burst_ns, least) for rate in self.rates]
 
@@ -115,9 +115,14 @@ class TokenBuckets:
             while len(history) > 1 and history[1][0] <= now - _INFLOW_SPAN_NS:
                 history.popleft()
 
+    def limits(self, at: int) -> tuple[bool, bool, bool]:
+        """For each class whether a higher one is active at that time."""
+        p0, p1, _ = self.active_until
+        return False, p0 > at, p0 > at or p1 > at
+
     def limited(self, priority: Priority, at: int) -> bool:
-        """Whether a higher class is active at that time."""
-        return any(self.active_until[higher] > at for higher in range(priority))
+        """Whether a class higher than this one is active at that time."""
+        return self.limits(at)[priority]
 
     def next_activity_end(self, now: int) -> int:
         """The next instant at which a class stops to count as active, NEVER if there is none."""
@@ -140,12 +145,17 @@ class TokenBuckets:
         bursts, rates = self.bursts, self.rates
         at = start
         while at < end:
-            limited = [self.limited(i, at) for i in PRIORITIES]
+            limited = self.limits(at)
             inflow = self._inflow_rates(levels, limited)
-            step = min(end, self.next_activity_end(at)) - at
-            for i in PRIORITIES:
+            step = end - at
+            for until in self.active_until:
+                if 0 < until - at < step:
+                    step = until - at
+            for i in _CLASSES:
                 if inflow[i]:
-                    step = min(step, max((bursts[i] - levels[i]) // inflow[i], 1))
+                    fills_in = (bursts[i] - levels[i]) // inflow[i]
+                    if fills_in < step:
+                        step = fills_in or 1
             if watched is not None:
                 from_own = watch_own and limited[watched]
                 missing = wanted - (own[watched] if from_own else levels[watched])
@@ -155,10 +165,13 @@ class TokenBuckets:
                 if speed:
                     step = min(step, -(-missing // speed))
             overflow = 0
-            for i in PRIORITIES:
-                gain = min(inflow[i] * step, bursts[i] - levels[i])
-                overflow += inflow[i] * step - gain
-                levels[i] += gain
+            for i in _CLASSES:
+                if inflow[i]:
+                    level = levels[i] + inflow[i] * step
+                    if level > bursts[i]:
+                        overflow += level - bursts[i]
+                        level = bursts[i]
+                    levels[i] = level
                 own[i] = min(own[i] + rates[i] * step, levels[i]) if limited[i] else levels[i]
             if overflow:
                 # A bucket filled inside its last nanosecond. What is over goes to whoever has room.
@@ -166,20 +179,22 @@ class TokenBuckets:
             at += step
         return at
 
-    def _inflow_rates(self, levels: list[int], limited: list[bool]) -> list[int]:
+    def _inflow_rates(self, levels: list[int], limited: tuple[bool, bool, bool]) -> list[int]:
         """Present inflow of each bucket, in millitokens per second."""
         bursts, rates = self.bursts, self.rates
-        inflow = [0 if levels[i] >= bursts[i] else rates[i] for i in PRIORITIES]
+        inflow = [0 if levels[i] >= bursts[i] else rates[i] for i in _CLASSES]
         spare = self.capacity - sum(inflow)
         if spare:
-            for i in PRIORITIES:
+            for i in _CLASSES:
                 if levels[i] < bursts[i]:
                     more = min(spare, self._ceilings[i] - rates[i]) if limited[i] else spare
                     inflow[i] += more
                     spare -= more
         return inflow
 
-    def _spill(self, levels: list[int], own: list[int], units: int, limited: list[bool]) -> None:
+    def _spill(
+        self, levels: list[int], own: list[int], units: int, limited: tuple[bool, bool, bool]
+    ) -> None:
         """Units that their own bucket has no room for, to the others: P0 first, and not to a class that
         a ceiling below C limits at this time."""
         for i in PRIORITIES:
@@ -230,7 +245,7 @@ class TokenBuckets:
         units = millitokens * UNITS_PER_MILLITOKEN
         fits = min(units, self.bursts[priority] - self.levels[priority])
         self.levels[priority] += fits
-        limited = [self.limited(i, self._now) for i in PRIORITIES]
+        limited = self.limits(self._now)
         if not limited[priority]:
             self.own_levels[priority] = self.levels[priority]
         else:

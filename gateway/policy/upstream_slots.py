@@ -59,6 +59,13 @@ class UpstreamSlots:
             return Admits.NO_PREFILL_ROOM
         return Admits.YES
 
+    @property
+    def full(self) -> bool:
+        """Nobody at all can be sent here: a quick look before the closer one of `admits`."""
+        return not self.healthy or (
+            self.max_in_flight is not None and self.in_flight_total >= self.max_in_flight
+        )
+
     def _lane_free(self, limited: bool, now: int) -> bool:
         if self.long_prefills >= self._scheduling.long_prompt_lane:
             return False

@@ -12,7 +12,8 @@ CLASSES = (0, 1, 2)
 
 
 class ExactBuckets:
-    """`busy_until[i]`: until when class i counts as active; a number too large to come while it has work."""
+    """`busy_until[i]`: until when class i counts as active; a number too large to come while it has work.
+    With a `grain` levels are rounded to it after each span, so that fractions stay small in long runs."""
 
     def __init__(
         self,
@@ -21,13 +22,13 @@ class ExactBuckets:
         burst_seconds: Fraction,
         min_burst: Fraction,
         now: int = 0,
+        grain: Fraction | None = None,
     ) -> None:
+        self.grain = grain
         self._ceiling_shares = list(ceilings)
         self._burst_seconds, self._min_burst = burst_seconds, min_burst
         self.now = Fraction(now)
         self.busy_until: list[int] = [now] * 3
-        self.poured = Fraction(0)
-        self.inflow = [Fraction(0)] * 3
         self.set_rates(rates)
         self.levels = list(self.bursts)
         self.own = list(self.bursts)
@@ -67,19 +68,22 @@ class ExactBuckets:
             flow = self.pour()
             stops = [Fraction(until), *(Fraction(t) for t in self.busy_until if self.now < t < until)]
             stops += [
-                self.now + (self.bursts[i] - self.levels[i]) / flow[i] * SECOND for i in CLASSES if flow[i] > 0
+                self.now + (self.bursts[i] - self.levels[i]) / flow[i] * SECOND
+                for i in CLASSES
+                if flow[i] > 0
             ]
             stop = min(s for s in stops if s > self.now)
             span = (stop - self.now) / SECOND
             for i in CLASSES:
                 self.levels[i] += flow[i] * span
-                self.inflow[i] += flow[i] * span
                 if self.held_down(i):
                     self.own[i] = min(self.own[i] + self.rates[i] * span, self.levels[i])
                 else:
                     self.own[i] = self.levels[i]
-            self.poured += self.capacity * span
             self.now = stop
+        if self.grain is not None:
+            self.levels = [Fraction(round(x / self.grain)) * self.grain for x in self.levels]
+            self.own = [Fraction(round(x / self.grain)) * self.grain for x in self.own]
 
     def take(self, i: int, cost: Fraction, own_share: bool = False) -> Fraction:
         """What the own level gave is answered."""

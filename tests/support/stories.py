@@ -10,7 +10,7 @@ from typing import Any
 
 from gateway.policy.parameters import PolicyParameters
 from gateway.policy.request import Priority
-from tests.support.drivers import TOLERANCE_NS, Driver, assert_quiet
+from tests.support.drivers import Driver, assert_quiet
 from tests.support.policy_settings import nanoseconds
 
 Action = Callable[[Driver], None]
@@ -73,20 +73,22 @@ class Story:
 
 
 def tell(story: Story, kind: Callable[[PolicyParameters], Driver]) -> Driver:
-    """Run a story under one driver and compare its decisions with the rows."""
+    """Run a story under one driver and compare its decisions with the rows (instants rounded to 1 ns)."""
     driver = kind(story.parameters)
     try:
         for at, action, _ in story.rows:
             if action is not None:
                 driver.at(nanoseconds(at), lambda action=action: action(driver))  # type: ignore[misc]
         driver.run(max(row[0] for row in story.rows) + 1)
-        expected = [(nanoseconds(at), name, what) for at, _, told in story.rows for name, what in told.items()]
+        expected = [
+            (nanoseconds(at), name, what) for at, _, told in story.rows for name, what in told.items()
+        ]
         told = "\n".join(f"  {at / 1e9:.6f} {name} {what}" for at, name, what in driver.log)
         assert len(driver.log) == len(expected), f"decided:\n{told}"
         for seen, wanted in zip(driver.log, expected, strict=True):
             what = seen[2] if "@" in wanted[2] else seen[2].split("@")[0]
             assert (seen[1], what) == wanted[1:], f"wanted {wanted}, decided:\n{told}"
-            assert abs(seen[0] - wanted[0]) <= TOLERANCE_NS, f"wanted {wanted}, decided:\n{told}"
+            assert abs(seen[0] - wanted[0]) <= 1, f"wanted {wanted}, decided:\n{told}"
         if story.quiet:
             assert_quiet(driver)
         if story.after is not None:

@@ -37,13 +37,14 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 @contextmanager
-def virtual_loop(clock: ManualClock | None = None) -> Iterator[VirtualLoop]:
+def virtual_loop(loop: VirtualLoop | None = None) -> Iterator[VirtualLoop]:
     """A loop that is closed at the end, whatever happens."""
-    loop = VirtualLoop(clock or ManualClock())
+    loop = loop or VirtualLoop(ManualClock())
     try:
         yield loop
     finally:
-        for task in (left := asyncio.all_tasks(loop)):
+        left = asyncio.all_tasks(loop)
+        for task in left:
             task.cancel()
         if left:
             loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))

@@ -1,0 +1,148 @@
+"""What a request costs, and how the estimates learn."""
+
+from math import ceil
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.policy.parameters import CapacityParameters
+from gateway.policy.request import Usage
+from gateway.policy.token_cost import (
+    AUDIO_TOKENS,
+    IMAGE_TOKENS,
+    InputEstimator,
+    OutputReserve,
+    cost_millitokens,
+    usage_millitokens,
+)
+from tests.support.policy_settings import P0, ask
+
+SHIPPED = CapacityParameters()
+INPUT_ALONE = CapacityParameters(output_weight=0)
+
+
+@pytest.mark.parametrize(
+    ("weight", "fresh", "cached", "output", "capacity", "tokens"),
+    [
+        (1, 100, 0, 0, SHIPPED, 100),
+        (1, 100, 0, 50, SHIPPED, 300),
+        (2, 100, 0, 50, SHIPPED, 600),
+        (1, 1000, 800, 10, SHIPPED, 320),
+        (0.5, 1000, 1000, 0, SHIPPED, 50),
+        (1, 1000, 900, 999, INPUT_ALONE, 190),
+        (3, 7, 0, 10**6, INPUT_ALONE, 21),
+        (1, 0, 0, 0, SHIPPED, 1),
+        (0.001, 1, 0, 0, SHIPPED, 1),
+        (0, 1000, 0, 1000, SHIPPED, 0),
+        (1, 100, 500, 0, SHIPPED, 10),
+        (1, 128, 0, 1, CapacityParameters(output_weight=2.5), 130.5),
+    ],
+)
+def test_cost_formula(
+    weight: float, fresh: int, cached: int, output: int, capacity: CapacityParameters, tokens: float
+) -> None:
+    """weight × (input − cached × (1 − cache_weight) + output_weight × output), in millitokens, at least one token."""
+    assert cost_millitokens(weight, fresh, cached, output, capacity) == round(tokens * 1000)
+    assert usage_millitokens(weight, Usage(fresh, output, cached), capacity) == round(tokens * 1000)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, 10**5), st.floats(0.01, 100))
+def test_cost_is_whole_positive_and_grows(fresh: int, cached: int, output: int, weight: float) -> None:
+    """A cost is a positive integer, more tokens never cost less, and cached ones never more than fresh."""
+    cost = cost_millitokens(weight, fresh, cached, output, SHIPPED)
+    assert isinstance(cost, int)
+    assert cost >= 1000
+    assert cost_millitokens(weight, fresh, cached, output + 1, SHIPPED) >= cost
+    assert cost <= cost_millitokens(weight, fresh, 0, output, SHIPPED)
+
+
+def test_first_estimate_is_four_bytes_a_token() -> None:
+    """An unknown model has four bytes to a token, rounded up."""
+    assert InputEstimator().estimate("m", 400) == 100
+    assert InputEstimator().estimate("m", 401) == 101
+
+
+def test_nothing_to_estimate_is_one_token() -> None:
+    """A request of no text still reserves a token."""
+    assert InputEstimator().estimate("m", 0) == 1
+
+
+def test_parts_have_their_own_terms() -> None:
+    """Token ids count exactly; images and audio by a bounded constant each, not by their bytes."""
+    estimator = InputEstimator()
+    assert estimator.estimate("m", 0, exact_tokens=777) == 777
+    assert estimator.estimate("m", 40, exact_tokens=5, images=2, audio=1) == (
+        10 + 5 + 2 * IMAGE_TOKENS + AUDIO_TOKENS
+    )
+
+
+def test_the_ratio_is_learned_per_model() -> None:
+    """Answers pull their own model's bytes-per-token a tenth of the way each."""
+    estimator = InputEstimator()
+    estimator.learn("m", 1000, 500)
+    assert estimator.bytes_per_token("m") == pytest.approx(4 + 0.1 * (2 - 4))
+    for _ in range(100):
+        estimator.learn("m", 1000, 500)
+    assert estimator.bytes_per_token("m") == pytest.approx(2.0, rel=1e-3)
+    assert estimator.bytes_per_token("other") == 4.0
+    assert estimator.estimate("m", 1000) == pytest.approx(500, abs=2)
+
+
+@pytest.mark.parametrize(("text_bytes", "tokens"), [(10**9, 1), (100, 10**9), (64, 64000)])
+def test_absurd_answers_teach_within_reason(text_bytes: int, tokens: int) -> None:
+    """No answer, however odd, drives the ratio out of what text can be."""
+    estimator = InputEstimator()
+    for _ in range(1000):
+        estimator.learn("m", text_bytes, tokens)
+    assert 0.5 <= estimator.bytes_per_token("m") <= 16
+
+
+@pytest.mark.parametrize(("text_bytes", "tokens"), [(10, 9), (0, 100), (1000, 0), (1000, -5)])
+def test_answers_that_tell_nothing_teach_nothing(text_bytes: int, tokens: int) -> None:
+    """Very short texts, mostly chat template, and answers without a count leave the ratio."""
+    estimator = InputEstimator()
+    estimator.learn("m", text_bytes, tokens)
+    assert estimator.bytes_per_token("m") == 4.0
+
+
+def test_names_of_models_do_not_pile_up() -> None:
+    """However many models are named, the memory for them is bounded, and the recent ones are kept."""
+    estimator = InputEstimator()
+    for i in range(5000):
+        estimator.learn(f"m{i}", 1000, 500)
+    assert len(estimator._bytes_per_token) <= 256
+    assert estimator.bytes_per_token("m4999") < 4.0
+
+
+def test_initial_reserve_until_twenty_answers() -> None:
+    """Before twenty answers the reserve is the configured one."""
+    reserve = OutputReserve(CapacityParameters(initial_output_tokens=256))
+    for _ in range(19):
+        reserve.observe(10)
+    assert reserve.tokens == 256
+    reserve.observe(10)
+    assert reserve.tokens == 10
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 5000), min_size=20, max_size=700), st.sampled_from([0.5, 0.9, 0.99, 1.0]))
+def test_reserve_is_the_upper_quantile_of_the_last_512(answers: list[int], quantile: float) -> None:
+    """The reserve is the smallest answer that at least the given share of the last 512 did not exceed."""
+    reserve = OutputReserve(CapacityParameters(output_quantile=quantile))
+    for answer in answers:
+        reserve.observe(answer)
+    window = sorted(answers[-512:])
+    assert reserve.tokens == window[ceil(quantile * len(window)) - 1]
+
+
+def test_reserve_is_bounded_by_what_is_asked_and_counts_sequences() -> None:
+    """min(max tokens asked, quantile) × sequences."""
+    reserve = OutputReserve(CapacityParameters(initial_output_tokens=256))
+    assert reserve.reserve(ask("a", P0)) == 256
+    assert reserve.reserve(ask("a", P0, max_output_tokens=10)) == 10
+    assert reserve.reserve(ask("a", P0, max_output_tokens=10**6)) == 256
+    assert reserve.reserve(ask("a", P0, max_output_tokens=10, sequences=8)) == 80
+    assert reserve.reserve(ask("a", P0, sequences=3)) == 768
+    assert reserve.reserve(ask("a", P0, max_output_tokens=0)) == 0
