@@ -20,7 +20,7 @@ PIP_COMPILE := env -u PIP_FIND_LINKS -u PIP_INDEX_URL -u PIP_EXTRA_INDEX_URL PIP
 
 .PHONY: help
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 
 .PHONY: run
 run: $(INSTALLED) ## Start the gateway; CONFIG=config/tour.yaml picks a configuration
@@ -29,6 +29,18 @@ run: $(INSTALLED) ## Start the gateway; CONFIG=config/tour.yaml picks a configur
 .PHONY: test
 test: $(INSTALLED_DEV) ## Run all tests; ARGS="-k bucket" picks some
 	$(VENV_PYTHON) -m pytest $(ARGS)
+
+.PHONY: seed-scenario
+seed-scenario: $(INSTALLED_DEV) ## Long prompts beside conversations, with real processes; ARGS="--seconds 180 --trace FILE"
+	@$(VENV_PYTHON) -m tests.benchmarks.seed_scenario $(ARGS)
+
+.PHONY: demo
+demo: $(INSTALLED_DEV) ## The same in half a minute of each: what the classes change, in a table
+	@$(VENV_PYTHON) -m tests.benchmarks.seed_scenario --seconds 30 $(ARGS)
+
+.PHONY: bench
+bench: $(INSTALLED_DEV) ## Requests per second that the policy alone decides
+	@$(VENV_PYTHON) -m tests.benchmarks.policy_speed $(ARGS)
 
 .PHONY: check
 check: $(INSTALLED_DEV) ## Lint, formatting, types, direction of imports

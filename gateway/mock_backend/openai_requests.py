@@ -3,8 +3,8 @@
 The mock's tokenizer: a token is 4 bytes of text, rounded up per prompt, at least one; lists of token ids are
 counted exactly. Unknown fields are ignored, as vLLM does.
 
-How long an answer is: with `min_tokens` exactly so long (it ends by itself as soon as it may, which lets a client
-choose the length without telling a gateway its limit); else `max_tokens`; else 128.
+An answer has `min_tokens` tokens where that is given: it ends by itself as soon as it may, which lets a
+client choose a length that a gateway in between cannot read; else `max_tokens`; else 128.
 """
 
 from dataclasses import dataclass
@@ -134,16 +134,14 @@ def _generation(
     )
 
 
-def _output_tokens(
-    asked: int | None, prompt_tokens: int, max_model_len: int, at_least: int | None
-) -> int:
+def _output_tokens(asked: int | None, prompt_tokens: int, max_model_len: int, at_least: int | None) -> int:
     """The most tokens to generate; refuses what does not fit the context together with the longest prompt."""
     if at_least is not None and at_least < 0:
-        raise _refused(f"min_tokens must be greater than or equal to 0, got {at_least}.", "min_tokens", at_least)
+        says = f"min_tokens must be greater than or equal to 0, got {at_least}."
+        raise _refused(says, "min_tokens", at_least)
     if at_least is not None and asked is not None and at_least > asked:
-        raise _refused(
-            f"min_tokens must be less than or equal to max_tokens={asked}, got {at_least}.", "min_tokens", at_least
-        )
+        says = f"min_tokens must be less than or equal to max_tokens={asked}, got {at_least}."
+        raise _refused(says, "min_tokens", at_least)
     if asked is not None and asked < 1:
         raise _refused(f"max_tokens must be at least 1, got {asked}.", "max_tokens", asked)
     if asked is not None and asked > max_model_len:

@@ -19,6 +19,8 @@ from gateway.policy.request import Priority
 VIEWS = ("arrival", "dispatch")
 WHOLES = ("admitted", "offered")
 SLOS = ("ttft", "tpot", "all")
+_OFFERED_ONLY = ("offered",)
+_COUNTED = tuple((view, slo, of) for view in VIEWS for slo in SLOS for of in WHOLES)
 
 _CLIENT_LEFT = frozenset({Outcome.CLIENT_GONE_QUEUED, Outcome.CLIENT_GONE_STREAMING, Outcome.CLIENT_STALLED})
 
@@ -32,13 +34,34 @@ class Sample:
     met: dict[tuple[str, str], bool | None]  # (view, slo) → kept?
 
 
+class _Window:
+    """The samples of one class, and running counts of them, so that reading costs nothing."""
+
+    def __init__(self) -> None:
+        self.samples: deque[Sample] = deque()
+        self.kept = dict.fromkeys(_COUNTED, 0)
+        self.counted = dict.fromkeys(_COUNTED, 0)
+
+    def add(self, sample: Sample) -> None:
+        self.samples.append(sample)
+        self._count(sample, 1)
+
+    def drop_oldest(self) -> None:
+        self._count(self.samples.popleft(), -1)
+
+    def _count(self, sample: Sample, by: int) -> None:
+        for (view, slo), met in sample.met.items():
+            if met is not None:
+                for of in WHOLES if sample.admitted else _OFFERED_ONLY:
+                    self.counted[view, slo, of] += by
+                    self.kept[view, slo, of] += by * met
+
+
 class SloMonitor:
     def __init__(self, classes: Mapping[Priority, ClassParameters], window: SloWindow) -> None:
         self._targets = {p: c.slo for p, c in classes.items() if c.slo is not None}
-        self._window = window
-        self._samples: dict[Priority, deque[Sample]] = {
-            p: deque(maxlen=window.window_requests) for p in self._targets
-        }
+        self._limits = window
+        self._windows = {p: _Window() for p in self._targets}
 
     def record(self, event: RequestEnded) -> None:
         targets = self._targets.get(event.priority)
@@ -46,24 +69,20 @@ class SloMonitor:
             return
         sample = _judge(event, targets)
         if sample is not None:
-            self._samples[event.priority].append(sample)
+            window = self._windows[event.priority]
+            window.add(sample)
+            if len(window.samples) > self._limits.window_requests:
+                window.drop_oldest()
 
     def attainment(self, priority: Priority, slo: str, view: str, of: str, now: int) -> float | None:
         """Share of kept promises in the window, None where there is no sample."""
-        samples = self._samples.get(priority)
-        if samples is None:
+        window = self._windows.get(priority)
+        if window is None:
             return None
-        while samples and samples[0].at < now - self._window.window_ns:
-            samples.popleft()
-        kept = counted = 0
-        for sample in samples:
-            if of == "admitted" and not sample.admitted:
-                continue
-            met = sample.met[view, slo]
-            if met is not None:
-                counted += 1
-                kept += met
-        return kept / counted if counted else None
+        while window.samples and window.samples[0].at < now - self._limits.window_ns:
+            window.drop_oldest()
+        counted = window.counted[view, slo, of]
+        return window.kept[view, slo, of] / counted if counted else None
 
 
 def _judge(event: RequestEnded, targets: SloTargets) -> Sample | None:

@@ -192,9 +192,7 @@ class TokenBuckets:
                     spare -= more
         return inflow
 
-    def _spill(
-        self, levels: list[int], own: list[int], units: int, limited: tuple[bool, bool, bool]
-    ) -> None:
+    def _spill(self, levels: list[int], own: list[int], units: int, limited: tuple[bool, bool, bool]) -> None:
         """Units that their own bucket has no room for, to the others: P0 first, and not to a class that
         a ceiling below C limits at this time."""
         for i in PRIORITIES:
