@@ -15,12 +15,11 @@ from collections.abc import Iterator
 import structlog
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gateway.api.app import Gateway
-from gateway.api.errors import error_body
 from gateway.api.inference import create_tenant_app
 from gateway.api.operations import create_operations_app
+from gateway.api.protocol import GatewayProtocol
 
 _log = structlog.get_logger("gateway")
 
@@ -98,23 +97,6 @@ def _announce(gateway: Gateway, sockets: list[socket.socket]) -> None:
     )
 
 
-class _Protocol(HttpToolsProtocol):
-    """uvicorn's, but what is no HTTP at all is refused in the same shape as everything else."""
-
-    def send_400_response(self, msg: str) -> None:
-        body = error_body(msg.rstrip("."), "invalid_request_error", None, "invalid_http")
-        head = (
-            b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n"
-            b"content-length: %d\r\n\r\n" % len(body)
-        )
-        self.transport.write(head + body)
-        self.transport.close()
-
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self.scope["transport"] = self.transport  # type: ignore[typeddict-unknown-key]
-
-
 class _Server(uvicorn.Server):
     """One of the two ports: without signal handling of its own, and it says when it is open."""
 
@@ -134,7 +116,7 @@ class _Server(uvicorn.Server):
 def _server(app: ASGIApp) -> _Server:
     config = uvicorn.Config(
         app,
-        http=_Protocol,
+        http=GatewayProtocol,
         ws="none",
         lifespan="off",
         log_config=None,

@@ -75,10 +75,12 @@ class Gateway:
         """Refuse what waits and what comes; let streams end until `drain_seconds`, then break them off."""
         self.edge.gate.drain()
         running = [exchange.task for exchange in self.edge.active if exchange.task is not None]
-        if running:
-            await asyncio.wait(running, timeout=self.settings.server.drain_seconds)
-        for exchange in list(self.edge.active):
-            exchange.interrupt(Interrupt.SHUTDOWN)
+        try:
+            if running:
+                await asyncio.wait(running, timeout=self.settings.server.drain_seconds)
+        finally:  # cancelled means: at once
+            for exchange in list(self.edge.active):
+                exchange.interrupt(Interrupt.SHUTDOWN)
 
     async def stop(self) -> None:
         for task in self._tasks:

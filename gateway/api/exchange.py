@@ -76,6 +76,7 @@ class Exchange:
         self._response: UpstreamResponse | None = None
         self._observer: StreamObserver | None = None
         self._watch: asyncio.Task[None] | None = None
+        self._upload_is_unread = False
         self.reply = Reply(scope, send, edge.clock, self._common_headers)
 
     # ------------------------------------------------------------------ the whole
@@ -109,7 +110,7 @@ class Exchange:
             self._close(outcome, delivered)
         if self._upload_is_unread:
             await self._let_upload_end()
-            await self._finish_body()
+            await self.reply.finish()
 
     def interrupt(self, reason: Interrupt) -> None:
         """Break the exchange off; the first reason counts."""
@@ -134,10 +135,10 @@ class Exchange:
             self._edge.ended_at_the_door(self, outcome)
 
     def _outcome_of(self, interrupt: Interrupt) -> Outcome:
-        if self._observer is not None and self._observer.done:
-            return Outcome.COMPLETED  # an SDK that hangs up after the end mark has all it wanted
         if interrupt is Interrupt.CLIENT_STALLED:
             return Outcome.CLIENT_STALLED
+        if self._observer is not None and self._observer.done:
+            return Outcome.COMPLETED  # an SDK that hangs up after the end mark has all it wanted
         if interrupt is Interrupt.SHUTDOWN:
             return Outcome.REJECTED_DRAINING
         return Outcome.CLIENT_GONE_QUEUED if self._permit is None else Outcome.CLIENT_GONE_STREAMING
@@ -371,6 +372,7 @@ class Exchange:
         """The gateway's own word instead of an answer: a response, or one event if a stream has begun."""
         try:
             if not self.reply.started:
+                self._upload_is_unread = problem.close
                 await self.reply.problem(problem, self._edge.random)
             elif self._observer is not None:
                 await self.reply.error_event(problem, self._observer.mid_event)
@@ -378,6 +380,18 @@ class Exchange:
             if self._interrupt is None or self.task is None:
                 raise
             self.task.uncancel()
+
+    async def _let_upload_end(self) -> None:
+        """Take in and drop what the client still sends. To close a socket with unread input is to reset the
+        connection, and with it goes the answer that the client has not read yet."""
+        try:
+            async with asyncio.timeout(LINGER_SECONDS):
+                more = True
+                while more:
+                    async with asyncio.timeout(LINGER_SILENCE_SECONDS):
+                        more = (await self._receive()).get("more_body", False)
+        except TimeoutError:
+            pass
 
     def _common_headers(self) -> list[Header]:
         headers = [(b"x-request-id", self.request_id.encode())]

@@ -67,6 +67,7 @@ class Reply:
         await self.finish(body)
 
     async def problem(self, problem: Problem, random: Callable[[], float]) -> None:
+        """The gateway's own answer. Where it closes the connection, `finish` is still to be called."""
         headers = [
             (b"content-type", b"application/json"),
             (b"x-qos-outcome", problem.outcome.value.encode()),
@@ -74,9 +75,13 @@ class Reply:
             *problem.headers,
             *problem.retry_headers(random),
         ]
-        if problem.close:
-            headers.append((b"connection", b"close"))
-        await self.whole(problem.status, headers, problem.body())
+        if not problem.close:
+            await self.whole(problem.status, headers, problem.body())
+            return
+        body = problem.body()
+        headers += ((b"connection", b"close"), (b"content-length", b"%d" % len(body)))
+        await self.start(problem.status, headers)
+        await self.write(body)
 
     async def error_event(self, problem: Problem, mid_event: bool) -> None:
         """The last event of a stream that broke off. No end of the body follows, so that the client's HTTP

@@ -66,7 +66,7 @@ def test_empty_header_is_no_claim(value: str) -> None:
         ("\xe9",),
         ("P0\xe9",),
         ("\x00",),
-        ("P0,",) + ("nonsense",),
+        ("P0,", "nonsense"),
         ("P0,P2",),
         ("P0", "P2"),
         ("realtime", "batch"),

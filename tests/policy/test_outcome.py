@@ -2,7 +2,27 @@
 
 from gateway.policy.outcome import CALLERS_OWN, Outcome
 
-AGREED = ["completed", "rejected_rate", "rejected_queue_full", "queue_timeout", "rejected_no_upstream", "rejected_draining", "unauthorized", "forbidden", "not_found", "bad_request", "too_large", "upstream_refused", "upstream_timeout", "upstream_error", "upstream_aborted", "client_gone_queued", "client_gone_streaming", "client_stalled", "internal_error"]
+AGREED = {
+    "completed",
+    "rejected_rate",
+    "rejected_queue_full",
+    "queue_timeout",
+    "rejected_no_upstream",
+    "rejected_draining",
+    "unauthorized",
+    "forbidden",
+    "not_found",
+    "bad_request",
+    "too_large",
+    "upstream_refused",
+    "upstream_timeout",
+    "upstream_error",
+    "upstream_aborted",
+    "client_gone_queued",
+    "client_gone_streaming",
+    "client_stalled",
+    "internal_error",
+}
 
 
 def test_the_list_is_the_agreed_one() -> None:

@@ -39,7 +39,7 @@ def internals(queue: FairQueue) -> int:
 
 
 def test_first_come_first_served_within_a_tenant() -> None:
-    """A thousand requests of one instant leave in the order in which they came, a hundred removed at random."""
+    """A thousand requests of one instant leave in their order, a hundred removed at random."""
     line = Line()
     tickets = [line.push(cost=random.Random(i).randrange(9)) for i in range(1000)]
     gone = set(random.Random(7).sample(range(1000), 100))
@@ -157,7 +157,7 @@ def test_a_sticky_head_that_leaves_makes_room() -> None:
 
 
 def test_heaviest_tenant_and_its_newest() -> None:
-    """The tenant with the largest waiting cost is found whatever came and went, and so is its newest request."""
+    """The tenant with the largest waiting cost is found whatever came and went, and its newest too."""
     line = Line()
     assert line.queue.heaviest_tenant() is None
     a = [line.push("a", 10) for _ in range(5)]

@@ -107,7 +107,7 @@ class Oracle:
     [(1, (1, 1, 1), (1, 2)), (2, (1, 1, 0.5), (1, 3)), (3, (1, 0.6, 0.3), (2, 2))],
 )
 def test_all_small_sequences(places: int, holdback: tuple[float, ...], skip_limit: tuple[int, int]) -> None:
-    """For every sequence of six arrivals and endings the same requests go, promoted or not, as in the oracle."""
+    """For every sequence of six arrivals and endings the same go as in the oracle, promoted or not."""
     for sequence in product("012e", repeat=6):
         bench = Bench(upstream(max_in_flight=places), holdback=holdback, skip_limit=skip_limit)
         oracle = Oracle(places, holdback, skip_limit)
@@ -282,7 +282,7 @@ def test_first_come_first_served_across_prompt_lengths() -> None:
 
 
 def test_a_large_prompt_is_not_starved_by_small_ones_of_its_class() -> None:
-    """A prompt above the pending-prefill limit waits for the engine to be free, and small ones wait behind it."""
+    """A prompt above the pending-prefill limit waits for the engine to be free, small ones wait behind."""
     bench = Bench(upstream(max_in_flight=None), long_prompt_tokens=100, max_pending_prefill_tokens=50)
     bench.arrive(P1, 30)
     assert bench.go() == [(P1, False)]

@@ -118,7 +118,7 @@ def test_two_views() -> None:
 def test_all_promises_together(
     event: RequestEnded, ttft: float | None, tpot: float | None, everything: float | None
 ) -> None:
-    """`all` needs every promise that applies; one that does not apply is not counted; no token is no sample."""
+    """`all` needs every promise that applies, no other; no token is no sample."""
     told = [attainment(event, slo=slo) for slo in ("ttft", "tpot", "all")]
     assert told == [ttft, tpot, everything]
 

@@ -192,7 +192,7 @@ def test_a_bucket_a_hair_short_does_not_pay() -> None:
 
 
 def test_overshoot_is_carried_as_debt() -> None:
-    """Capacity 100, 10 a second: an estimate of 10 that used 300 is paid off, neither forgiven nor punished long."""
+    """Capacity 100, 10 a second: an estimate of 10 that used 300 is paid off in 21 s."""
     b = TokenBuckets(BucketRules((1.0, 0.0, 0.0), (1, 1, 1), 10, 0, 1000), 10_000, 0)
     spend(b, P0, 10)
     assert b.settle(P0, 10_000, 300_000, False, 0) == 300_000
@@ -486,7 +486,7 @@ class TwinRun(Run):
 def test_levels_are_what_the_exact_arithmetic_says(
     run: list[Step], ceilings: tuple[float, ...], burst: tuple[float, int]
 ) -> None:
-    """Over any mix of operations and time jumps both levels agree with exact fractions within nanoseconds of C."""
+    """Over any mix of operations and time jumps levels agree with exact fractions within nanoseconds of C."""
     twin = TwinRun(ceilings, *burst)
     b, exact = twin.b, twin.exact
     for wait, operation in run:
@@ -548,7 +548,7 @@ def test_lazy_is_eager(
 def test_a_limited_class_takes_in_no_more_than_its_ceiling(
     spent: list[int], waits: list[int], ceilings: tuple[float, ...], p1_active: bool
 ) -> None:
-    """Beside an active higher class the inflow in any span is at most ceiling × C × Δt, and never below its share."""
+    """Beside an active higher class inflow is at most ceiling × C × Δt, and never below its share."""
     b = active(buckets(ceilings=ceilings, min_burst=8192), P1 if p1_active else P0)
     for p in Priority:
         b.take(p, spent[p] * 10, False)

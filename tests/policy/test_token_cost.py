@@ -42,7 +42,7 @@ INPUT_ALONE = CapacityParameters(output_weight=0)
 def test_cost_formula(
     weight: float, fresh: int, cached: int, output: int, capacity: CapacityParameters, tokens: float
 ) -> None:
-    """weight × (input − cached × (1 − cache_weight) + output_weight × output), in millitokens, at least one token."""
+    """weight × (input − cached × (1 − cache_weight) + output_weight × output), at least one token."""
     assert cost_millitokens(weight, fresh, cached, output, capacity) == round(tokens * 1000)
     assert usage_millitokens(weight, Usage(fresh, output, cached), capacity) == round(tokens * 1000)
 

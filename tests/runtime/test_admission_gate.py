@@ -150,7 +150,7 @@ def test_cancelling_a_waiting_task_takes_it_out_of_line() -> None:
 
 @pytest.mark.parametrize("grant_first", [True, False])
 def test_cancel_and_grant_in_one_turn(grant_first: bool) -> None:
-    """A place freed in the very turn in which its next holder is cancelled goes to the one after, in either order."""
+    """A place freed in the turn in which its next holder is cancelled goes to the one after."""
 
     async def scene(b: Bench) -> None:
         held = await b.gate.acquire(ask("a", P1))
@@ -302,9 +302,9 @@ def test_an_earlier_deadline_moves_the_timer() -> None:
         held = await b.gate.acquire(ask("held", P0))
         ended: dict[str, float] = {}
 
-        async def client(name: str, timeout: float) -> None:
+        async def client(name: str, seconds: float) -> None:
             with pytest.raises(Refused):
-                await b.gate.acquire(ask(name, P1, timeout=timeout))
+                await b.gate.acquire(ask(name, P1, timeout=seconds))
             ended[name] = b.loop.time()
 
         await asyncio.gather(*(client(f"{t}", t) for t in (5, 3, 4, 1, 2)))
@@ -423,8 +423,8 @@ def test_health_and_drain_reach_those_who_wait() -> None:
 
 @pytest.mark.parametrize(("seed", "places"), [(1, 1), (2, 2), (3, 3), (4, 5)])
 def test_random_interleavings(seed: int, places: int) -> None:
-    """Over two thousand steps of acquire, release, cancel and time-out: free + held = places, and nobody waits
-    while a place is free."""
+    """Over two thousand steps of acquire, release, cancel and time-out free + held = places, and nobody
+    waits while a place is free."""
     chance = random.Random(seed)
 
     async def scene(b: Bench) -> None:

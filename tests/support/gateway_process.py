@@ -28,6 +28,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.keys import hash_key
 from tests.support.loops import eventually
+from tests.support.processes import children, is_running
 
 READY_SECONDS_MAX = 30.0
 END_SECONDS_MAX = 20.0
@@ -79,7 +80,7 @@ class MetricsPage:
 
 
 class GatewayProcess:
-    def __init__(self, process: Process, folder: Path) -> None:
+    def __init__(self, process: Process, folder: Path, token: str | None) -> None:
         self._process = process
         self.folder = folder
         self.lines: list[str] = []
@@ -89,9 +90,11 @@ class GatewayProcess:
         self._reading = [
             asyncio.create_task(self._read(stream)) for stream in (process.stdout, process.stderr) if stream
         ]
+        self._told_to_end = False
         self._started_at = asyncio.get_running_loop().time()
         self.port = self.operations_port = 0
-        self._client = httpx.AsyncClient(trust_env=False, timeout=10)
+        headers = {} if token is None else {"authorization": f"Bearer {token}"}
+        self._client = httpx.AsyncClient(trust_env=False, timeout=10, headers=headers)
 
     @classmethod
     async def start(
@@ -101,6 +104,7 @@ class GatewayProcess:
         *,
         keys: list[dict[str, Any]] | None = None,
         environ: Mapping[str, str] | None = None,
+        token: str | None = None,
         ready: bool = True,
     ) -> Self:
         """Answers when the ports are open, and unless told otherwise `/readyz` says 200."""
@@ -117,7 +121,7 @@ class GatewayProcess:
             env={**os.environ, **(environ or {})},
             limit=16 * 1024 * 1024,
         )
-        gateway = cls(process, folder)
+        gateway = cls(process, folder, token)
         try:
             await gateway._find_ports()
             if ready:
@@ -142,6 +146,10 @@ class GatewayProcess:
             self.lines.append(line.decode().rstrip("\n"))
 
     # ------------------------------------------------------------------ where it is, what it says
+
+    @property
+    def is_running(self) -> bool:
+        return self._process.returncode is None
 
     @property
     def pid(self) -> int:
@@ -242,6 +250,7 @@ class GatewayProcess:
             assert (upstream["in_flight_tokens"], upstream["pending_prefill_tokens"]) == (0, 0)
 
     def signal(self, number: int) -> None:
+        self._told_to_end = True
         self._process.send_signal(number)
 
     async def exit_status(self, seconds: float = END_SECONDS_MAX) -> int:
@@ -259,10 +268,12 @@ class GatewayProcess:
         await self.exit_status()
 
     async def stop(self) -> None:
-        """SIGTERM, and then a good end."""
-        if self._process.returncode is None:
+        """SIGTERM, unless it was told already, and then a good end that leaves nothing running."""
+        started = children(self.pid) if self.is_running else []
+        if self.is_running and not self._told_to_end:
             self.signal(signal.SIGTERM)
         assert await self.exit_status() == 0, self.lines[-20:]
+        assert not any(map(is_running, started))
         broken = [line for line in self.lines if "Traceback" in line or '"event":"internal error"' in line]
         assert broken == []
 
@@ -273,9 +284,11 @@ async def running_gateway(
     *,
     keys: Mapping[str, Mapping[str, Any]] | None = None,
     environ: Mapping[str, str] | None = None,
+    token: str | None = None,
     ready: bool = True,
 ) -> AsyncIterator[GatewayProcess]:
-    """A gateway for the length of the block. `keys` maps each key to the rest of its entry."""
+    """A gateway for the length of the block. `keys` maps each key to the rest of its entry; `token` is what
+    the operators' port wants, if the settings say so."""
     entries = (
         None
         if keys is None
@@ -283,13 +296,14 @@ async def running_gateway(
     )
     with tempfile.TemporaryDirectory() as folder:
         gateway = await GatewayProcess.start(
-            settings, Path(folder), keys=entries, environ=environ, ready=ready
+            settings, Path(folder), keys=entries, environ=environ, token=token, ready=ready
         )
         try:
             yield gateway
-            if gateway._process.returncode is None:
+            if gateway.is_running:
                 await gateway.quiet()
         except BaseException:
             await gateway.kill()
             raise
-        await gateway.stop()
+        if gateway.is_running:
+            await gateway.stop()

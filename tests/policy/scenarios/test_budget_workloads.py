@@ -30,17 +30,15 @@ def budget(**given: object) -> PolicyParameters:
 # ---------------------------------------------------------------------- spikes
 
 
-def spiky(rate: float, length: float) -> tuple[PolicyParameters, float, float]:
-    classes = {P0: {"throttle": 0.5, "wait": 2, "ceiling_share": 1.0}, P2: {"ceiling_share": 0.5}}
-    return budget(classes=classes), rate, length
+SPIKY = {P0: {"throttle": 0.5, "wait": 2}, P2: {"ceiling_share": 0.5}}
 
 
-def book_spike(driver: Driver, rate: float, length: float) -> None:
-    """P1 and P2 have more to do than they may, so that nothing is lent."""
+def book_spike(driver: Driver) -> None:
+    """Twice P0's rate for three seconds. P1 and P2 have more to do than they may: nothing is lent."""
     driver.service = at_once
     backlog(driver, P1, 400, 10)
     backlog(driver, P2, 60, 10)
-    arrivals(driver, P0, every=10 / rate, start=1.0, end=1.0 + length, tokens=10)
+    arrivals(driver, P0, every=10 / 1200, start=1.0, end=4.0, tokens=10)
 
 
 def test_a_burst_of_half_a_second_passes_whole() -> None:
@@ -63,8 +61,7 @@ def test_a_burst_of_half_a_second_passes_whole() -> None:
 
 def test_a_spike_that_lasts_is_throttled_and_then_refused() -> None:
     """Twice the rate: from half a second on P0 is throttled, from about one second on refused."""
-    parameters, rate, length = spiky(1200, 3.0)
-    with under_both(parameters, lambda d: book_spike(d, rate, length), 8) as driver:
+    with under_both(budget(classes=SPIKY), book_spike, 8) as driver:
         p0 = sorted((t for t in driver.tickets.values() if t.priority is P0), key=lambda t: t.seq)
         assert len(p0) == 360
         waited = [t for t in p0 if t.refusal is None and seconds(t.queue_wait_ns) > 1e-6]
@@ -80,8 +77,7 @@ def test_a_spike_that_lasts_is_throttled_and_then_refused() -> None:
 
 def test_retry_advice_is_when_it_would_really_pass() -> None:
     """The advice of each refusal is within a fifth of when the bucket would have paid for it."""
-    parameters, rate, length = spiky(1200, 3.0)
-    with under_both(parameters, lambda d: book_spike(d, rate, length), 8) as driver:
+    with under_both(budget(classes=SPIKY), book_spike, 8) as driver:
         accepted = 0
         checked = 0
         for ticket in sorted((t for t in driver.tickets.values() if t.priority is P0), key=lambda t: t.seq):

@@ -412,14 +412,14 @@ BOUNDED = settings(max_examples=40, deadline=None, suppress_health_check=[Health
 @BOUNDED
 @given(steps)
 def test_places_and_order(run: list[Step]) -> None:
-    """Over any interleaving, with places the only limit: strict order but for promotions, and exact buckets."""
+    """Over any interleaving, with places the only limit: strict order but promotions, exact buckets."""
     watched(PLACES_ALONE, run, places_alone=True)
 
 
 @BOUNDED
 @given(steps)
 def test_all_limits_together(run: list[Step]) -> None:
-    """Over any interleaving with every kind of limit: none is exceeded, all is given back, buckets are exact."""
+    """Over any interleaving with every kind of limit: none is exceeded, all is given back."""
     watched(EVERYTHING, run, places_alone=False)
 
 

@@ -55,6 +55,13 @@ def is_charged(name: str, millitokens: int) -> Action:
     return check
 
 
+def is_running(name: str) -> Action:
+    def check(driver: Driver) -> None:
+        assert driver.tickets[name].stage is Stage.DISPATCHED
+
+    return check
+
+
 def gone_everywhere(driver: Driver) -> None:
     assert not driver.pool._expiries or all(e[2].stage is Stage.ENDED for e in driver.pool._expiries)
     assert_quiet(driver)
@@ -328,6 +335,7 @@ STORIES = [
             (0.0, submit("a", P0, 250), {"a": "dispatched"}),
             (0.0, submit("x", P0, 200, tenant="x"), {}),
             (0.0, submit("y", P0, 20, tenant="y"), {"x": "rejected_queue_full", "y": "dispatched"}),
+            (0.0, see(is_running("y")), {}),
             (1.0, both(finish("a"), finish("y")), {}),
         ],
     ),
@@ -359,6 +367,26 @@ STORIES = [
             (0.06, nothing, {"y1": "dispatched"}),
             (0.07, nothing, {"x1": "dispatched"}),
             (1.0, both(*(finish(n) for n in ("x0", "x1", "y0", "y1", "z0"))), {}),
+        ],
+    ),
+    Story(
+        "what was paid and given back does not count as service",
+        policy(
+            upstream("open", models=("m",), max_in_flight=None, tokens_per_second=500),
+            upstream("full", models=("m", "full"), max_in_flight=0, tokens_per_second=500),
+            capacity=SMALL_BURSTS,
+        ),
+        [
+            (0.0, submit("x0", P0, 200, tenant="x", model="full"), {}),
+            (0.0, cancel("x0"), {"x0": "client_gone_queued"}),
+            (0.0, submit("y0", P0, 100, tenant="y"), {"y0": "dispatched"}),
+            (0.0, submit("z0", P0, 200, tenant="z"), {"z0": "dispatched"}),
+            (0.0, submit("w0", P0, 50, tenant="w"), {}),
+            (0.0, both(submit("y1", P0, 10, tenant="y"), submit("x1", P0, 10, tenant="x")), {}),
+            (0.05, nothing, {"w0": "dispatched"}),
+            (0.06, nothing, {"x1": "dispatched"}),
+            (0.07, nothing, {"y1": "dispatched"}),
+            (1.0, both(*(finish(n) for n in ("w0", "x1", "y0", "y1", "z0"))), {}),
         ],
     ),
     Story(
@@ -401,7 +429,7 @@ def test_story(story: Story, kind: type[Driver]) -> None:
 
 @pytest.mark.parametrize("kind", DRIVERS, ids=lambda d: d.__name__)
 def test_ghosts_take_no_places(kind: type[Driver]) -> None:
-    """Five time out, five new ones are accepted, a hundred times; the place then goes to a live one at once."""
+    """Five time out, five new ones are accepted, a hundred times; the place then goes to a live one."""
     driver = kind(policy(wait=1, max_queued_requests=5))
     driver.submit("holder", P0)
     for batch in range(100):

@@ -43,7 +43,7 @@ def test_lower_classes_progress_under_full_load(slots: int, length: float) -> No
 
 
 def test_one_batch_request_beside_a_full_realtime_class() -> None:
-    """One place, a P0 each second for ten minutes: one P2 goes after nineteen of them, and P0 hardly waits."""
+    """One place, a P0 each second for ten minutes: one P2 goes after nineteen, and P0 hardly waits."""
 
     def book(driver: Driver) -> None:
         driver.service = taking(1.0)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.policy.request import PRIORITIES, Priority
+from gateway.policy.request import Priority
 from tests.support.drivers import DRIVERS, Driver
 from tests.support.policy_settings import P0, P1, P2, policy, upstream
 from tests.support.stories import Action, Story, both, finish, health, nothing, submit, tell
@@ -261,4 +261,3 @@ def test_advice_of_refusals() -> None:
     gone = driver.tickets["c"].refusal
     assert gone is not None
     assert gone.retry_after_ns is None
-    assert len(PRIORITIES) == 3

@@ -1,0 +1,100 @@
+"""uvicorn's HTTP/1.1 for clients that mean no good, or offer more than is spoken here.
+
+* What is no HTTP is refused in the same shape as everything else.
+* A head, or the trailers behind a body, may have `HEAD_BYTES_MAX` bytes, and a head `HEAD_SECONDS`.
+* Trailers are read and dropped: as headers they would come after the decisions that headers are for.
+* An offer to go on in another protocol (`Upgrade: h2c`) is passed over. The parser takes all behind such a
+  head for the other protocol, the body too; so a fresh one gets the head once more, without the offer.
+"""
+
+import asyncio
+
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from gateway.api.errors import error_body
+
+HEAD_BYTES_MAX = 256 * 1024
+HEAD_SECONDS = 30.0
+_OFFER = frozenset({b"upgrade", b"connection", b"http2-settings"})
+
+
+class GatewayProtocol(HttpToolsProtocol):
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._in_head = False
+        self._head_since = 0.0
+        self._barren_bytes = 0  # read since the last piece of a body, or the end of a head
+        self._close_at(self.loop.time() + self.timeout_keep_alive)
+
+    def data_received(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        while data:
+            try:
+                self.parser.feed_data(data)
+            except HttpParserUpgrade as offer:
+                data = self._head_without_offer() + data[offer.args[0] :]
+                self.parser = HttpRequestParser(self)
+                continue
+            except HttpParserError:
+                self.send_400_response("Invalid HTTP request received.")
+                return
+            break
+        self._barren_bytes += len(data)
+        if self._barren_bytes > HEAD_BYTES_MAX and not self.transport.is_closing():
+            self._refuse(431, "the header block is too large", "headers_too_large")
+        elif self._in_head:
+            self._close_at(self._head_since + HEAD_SECONDS)
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(400, msg.rstrip("."), "invalid_http")
+
+    # What the parser calls.
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["transport"] = self.transport  # type: ignore[typeddict-unknown-key]
+        self._in_head = True
+        self._head_since = self.loop.time()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._barren_bytes = 0
+        if not self._is_offer():
+            super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._barren_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._barren_bytes = 0
+        if not self._is_offer():
+            super().on_message_complete()
+
+    # The rest is ours.
+
+    def _is_offer(self) -> bool:
+        return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
+
+    def _head_without_offer(self) -> bytes:
+        version = self.parser.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b\r\n" % (self.parser.get_method(), self.url, version)]
+        lines += (b"%b: %b\r\n" % header for header in self.headers if header[0] not in _OFFER)
+        return b"".join([*lines, b"\r\n"])
+
+    def _close_at(self, time: float) -> None:
+        """Close the connection then, unless more has been read."""
+        self.timeout_keep_alive_task = self.loop.call_at(time, self.timeout_keep_alive_handler)
+
+    def _refuse(self, status: int, message: str, code: str) -> None:
+        if self.cycle is None or self.cycle.response_complete:
+            body = error_body(message, "invalid_request_error", None, code)
+            lines = [b"%b: %b\r\n" % header for header in self.server_state.default_headers]
+            lines += (b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body),)
+            self.transport.write(b"".join([STATUS_LINE[status], *lines, b"connection: close\r\n\r\n", body]))
+        self.transport.close()
