@@ -70,6 +70,7 @@ class BodyFacts(msgspec.Struct, frozen=True):
 
     include_usage       the client wants the usage chunk of its stream
     max_output_tokens   the larger of the limits given, for one sequence; None without any
+    prompts             prompts in one request; inputs of an embedding; texts to rank
     sequences           answers to generate: prompts × n (or × best_of); inputs of an embedding; texts to rank
     text_bytes          UTF-8 bytes of all text that will be tokenised, schemas and tool calls as raw JSON
     exact_tokens        number of token ids given in place of text
@@ -82,6 +83,7 @@ class BodyFacts(msgspec.Struct, frozen=True):
     stream: bool
     include_usage: bool
     max_output_tokens: int | None
+    prompts: int
     sequences: int
     text_bytes: int
     exact_tokens: int
@@ -115,6 +117,7 @@ def peek(body: bytes, dialect: BodyDialect) -> BodyFacts:
         stream=_boolean(found, "stream"),
         include_usage=_STREAM_OPTIONS in found and _include_usage(found),
         max_output_tokens=_output_limit(found),
+        prompts=prompts,
         sequences=prompts * max(_multiplier(found, "n", 1), _multiplier(found, "best_of", 0)),
         text_bytes=count.text_bytes,
         exact_tokens=count.exact_tokens,

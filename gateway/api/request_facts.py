@@ -76,6 +76,7 @@ def build_ask(
         ),
         max_output_tokens=facts.max_output_tokens,
         sequences=facts.sequences,
+        prompts=facts.prompts,
         body_bytes=body_bytes,
         streaming=facts.stream,
         client_timeout_ns=client_timeout_ns(headers),

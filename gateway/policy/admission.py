@@ -167,7 +167,8 @@ class Admission:
     def _price(self, ticket: Ticket) -> None:
         ask, capacity = ticket.ask, self.parameters.capacity
         ticket.output_reserve = self._output_reserves[ask.priority].reserve(ask)
-        ticket.total_tokens = ask.input_tokens * ask.sequences + ticket.output_reserve
+        answers_per_prompt = ask.sequences // ask.prompts
+        ticket.total_tokens = ask.input_tokens * answers_per_prompt + ticket.output_reserve
         limit = capacity.max_request_tokens
         if limit is not None and ask.input_tokens + ticket.output_reserve > limit:
             raise RequestTooLong(ask.input_tokens + ticket.output_reserve, limit)

@@ -2,7 +2,8 @@
 
 A claim is looked for in this order, and the first one found counts: the priority header, the body's
 `service_tier`, the route's default, the key's default, the gateway's default. A claim above the key's
-ceiling is lowered to the ceiling, or refused where the operator asks for that.
+ceiling is lowered to the ceiling, or refused where the operator asks for that; a default, which the
+client did not say, is only ever lowered.
 """
 
 from collections.abc import Mapping, Sequence
@@ -79,17 +80,16 @@ def classify(
     where the rules refuse.
     """
     own_default = entitlement.default if entitlement.default is not None else rules.default
-    claimed = _from_header(header_values)
-    if claimed is None and rules.service_tier and service_tier is not None:
+    said = _from_header(header_values)
+    if said is None and rules.service_tier and service_tier is not None:
         tier = service_tier.strip().lower()
         if tier in SERVICE_TIERS:
             named = SERVICE_TIERS[tier]
-            claimed = own_default if named is None else named
-    if claimed is None:
-        claimed = rules.routes.get(route, own_default)
+            said = own_default if named is None else named
+    claimed = rules.routes.get(route, own_default) if said is None else said
     if claimed >= entitlement.ceiling:
         return Classified(claimed, claimed)
-    if rules.reject_above_ceiling:
+    if rules.reject_above_ceiling and said is not None:
         raise ClaimAboveCeiling(claimed, entitlement.ceiling)
     return Classified(claimed, entitlement.ceiling)
 

@@ -149,6 +149,9 @@ class Pool:
         wait = self.buckets.predicted_wait_ns(
             priority, ticket.cost, self.throttled[priority].total_cost, self._on_own_share(ticket, now)
         )
+        head = self.throttled[priority].peek()
+        if head is not None and self._on_own_share(head, now):  # it waits for less than all that flows in
+            wait = max(wait, self.buckets.predicted_wait_ns(priority, head.cost, 0, own_share=True))
         if wait <= min(wait_limit, self._classes[priority].max_throttle_ns):
             return None
         rate = self.buckets.rates[priority] / MILLITOKENS

@@ -36,6 +36,7 @@ class Ask:
     input_tokens: int
     max_output_tokens: int | None = None
     sequences: int = 1
+    prompts: int = 1
     body_bytes: int = 0
     streaming: bool = True
     client_timeout_ns: int | None = None

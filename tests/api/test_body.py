@@ -50,6 +50,7 @@ def test_the_facts_of_an_ordinary_request() -> None:
         stream=True,
         include_usage=True,
         max_output_tokens=12,
+        prompts=1,
         sequences=2,
         text_bytes=5,
         exact_tokens=0,

@@ -209,3 +209,13 @@ def test_the_clock_does_not_go_back() -> None:
 def test_class_names_are_public_numbers_are_not() -> None:
     """A class prints under its name, and the smaller goes first."""
     assert [p.name for p in sorted(Priority)] == ["P0", "P1", "P2"]
+
+
+@pytest.mark.parametrize(
+    ("sequences", "prompts", "tokens"), [(1, 1, 100), (3, 1, 300), (5, 5, 100), (10, 5, 200)]
+)
+def test_each_answer_holds_its_prompt_in_memory(sequences: int, prompts: int, tokens: int) -> None:
+    """The input of a list of prompts is counted once, and once more for every further answer to it."""
+    driver = VirtualDriver(policy(WIDE))
+    driver.submit("r", P1, 100, sequences=sequences, prompts=prompts)
+    assert driver.tickets["r"].total_tokens == tokens

@@ -176,3 +176,11 @@ def test_above_the_ceiling_can_be_refused() -> None:
     assert (error.value.claimed, error.value.ceiling) == (P0, P1)
     assert classify(("P1",), None, "/", key, rules) == Classified(P1, P1)
     assert classify(("P2",), None, "/", key, rules) == Classified(P2, P2)
+
+
+def test_a_default_above_the_ceiling_is_lowered_even_where_claims_are_refused() -> None:
+    """A client that claimed nothing cannot have claimed too much."""
+    strict = ClassificationRules(reject_above_ceiling=True)
+    assert classify([], None, "/v1/x", Entitlement(ceiling=P2), strict) == Classified(P1, P2)
+    with pytest.raises(ClaimAboveCeiling):
+        classify(["P1"], None, "/v1/x", Entitlement(ceiling=P2), strict)

@@ -2,10 +2,11 @@
 
 import pytest
 
+from gateway.policy.outcome import Outcome
 from gateway.policy.parameters import PolicyParameters
 from gateway.policy.request import Priority
 from tests.support.drivers import DRIVERS, Driver
-from tests.support.policy_settings import P0, P1, P2, nanoseconds, policy, upstream
+from tests.support.policy_settings import ENDLESS, P0, P1, P2, nanoseconds, policy, upstream
 from tests.support.stories import Story, both, finish, first_token, nothing, submit, tell
 from tests.support.workloads import (
     arrivals,
@@ -272,3 +273,22 @@ STORIES = [
 def test_story(story: Story, kind: type[Driver]) -> None:
     """Each story is decided as told, at the instants told, under both drivers."""
     tell(story, kind)
+
+
+def test_who_stands_behind_a_long_prompt_is_told_of_its_wait() -> None:
+    """Lent tokens flow fast, but the long prompt ahead waits for its own share; so does all behind it."""
+
+    def book(driver: Driver) -> None:
+        driver.service = at_once
+        driver.at(0, lambda: driver.submit("r", P0))
+        arrivals(driver, P1, every=0.05, start=0, end=3.3, tokens=50)  # what flows in with P0's share lent
+        driver.at(nanoseconds(3.3), lambda: driver.submit("long", P1, 100))
+        driver.at(nanoseconds(3.3), lambda: driver.submit("short", P1, 10, timeout=0.15))
+
+    with under_both(budget(scheduling=LONG, throttle=ENDLESS), book, 8) as driver:
+        refusal = driver.tickets["short"].refusal
+        assert refusal is not None
+        assert refusal.outcome is Outcome.REJECTED_RATE
+        assert refusal.retry_after_ns is not None
+        long = driver.tickets["long"]
+        assert seconds(refusal.retry_after_ns) == pytest.approx(seconds(long.queue_wait_ns), rel=0.2)
