@@ -152,7 +152,6 @@ def _not_empty(values: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 Name = Annotated[str, _text("a name in printable characters (in quotes if it looks like a number)", _is_name)]
-NameOrNull = Annotated[str | None, _text("a name in printable characters", _is_name, nullable=True)]
 Host = Annotated[str, _text("a host name or an IP address", _is_graphic)]
 UrlPath = Annotated[str, _text('a path that begins with "/", without "?" and "#"', _is_path)]
 HeaderName = Annotated[

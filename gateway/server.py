@@ -26,7 +26,8 @@ _log = structlog.get_logger("gateway")
 LISTEN_BACKLOG = 2048
 KEEP_ALIVE_SECONDS = 75
 """Longer than usual clients and load balancers keep an idle connection, so that it is they who close it."""
-CLOSING_SECONDS = 2
+CLOSING_SECONDS = 1
+"""For answers on their way to slow readers, once nothing else is left to wait for."""
 
 
 class CannotListen(Exception):

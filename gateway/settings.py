@@ -391,6 +391,8 @@ class Settings(BaseSettings):
             yield _not_available("state", self.state, AVAILABLE_STATES)
         if self.decision_log is not None:
             yield _not_available("decision_log", str(self.decision_log))
+        if self.paths is not None:
+            yield _not_available("paths", list(self.paths))
         if self.tokenizers:
             yield _not_available("tokenizers", self.tokenizers, ("{}",))
 

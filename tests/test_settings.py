@@ -220,7 +220,6 @@ def test_the_environment_reads_the_process_by_default(monkeypatch: pytest.Monkey
         ("QOS_CLASSIFICATION__SERVICE_TIER", "false", lambda s: s.classification.service_tier is False),
         ("QOS_CLASSIFICATION__ROUTES", "{/v1/x: P0}", lambda s: s.classification.routes == {"/v1/x": "P0"}),
         ("QOS_CONTROLLER__CAPACITY_BOUNDS", "[0.5, 2]", lambda s: s.controller.capacity_bounds == (0.5, 2)),
-        ("QOS_PATHS", '["/v2/chat"]', lambda s: s.paths == ("/v2/chat",)),
         ("QOS_KEYS_FILE", "/etc/keys", lambda s: s.keys_file == Path("/etc/keys")),
         (
             "QOS_SERVER__OPERATIONS_TOKEN",

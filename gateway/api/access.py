@@ -75,4 +75,4 @@ def _key_in(name: bytes, value: bytes) -> bytes:
 
 
 def _unauthorized(message: str) -> Problem:
-    return Problem(Outcome.UNAUTHORIZED, message, headers=(CHALLENGE,))
+    return Problem(Outcome.UNAUTHORIZED, message, headers=(CHALLENGE,), close=True)

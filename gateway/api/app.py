@@ -18,6 +18,7 @@ from gateway.mock_backend.child import MockGpuProcess, parse_mock_url
 from gateway.policy.admission import Admission
 from gateway.policy.clock import Clock, to_nanoseconds
 from gateway.policy.parameters import PolicyParameters
+from gateway.policy.request import PRIORITIES
 from gateway.policy_parameters import classification_rules, policy_parameters
 from gateway.runtime.admission_gate import AdmissionGate
 from gateway.runtime.system_clock import SystemClock
@@ -31,6 +32,9 @@ from gateway.upstream.health import HealthProbe, ProbeRules
 from gateway.upstream.transport import TransportTimeouts
 
 _log = structlog.get_logger("gateway")
+
+_LIMITS_OF_CLASSES = ("max_queued_requests", "max_queued_bytes")
+_LIMITS_OF_UPSTREAMS = ("max_in_flight", "max_in_flight_tokens")
 
 _STALL_CHECKS = 4
 """A reader is found stalled within a quarter of `write_idle_seconds` after that time."""
@@ -67,6 +71,8 @@ class Gateway:
             probe = HealthProbe(self._upstreams[upstream_settings.name], rules, self._health_changed)
             self._tasks.append(asyncio.create_task(probe.run()))
         self._tasks.append(asyncio.create_task(self._drop_stalled_readers()))
+        for name in limits_of_zero(settings):
+            _log.warning("this limit is 0: nothing passes", setting=name)
         if self._keys is None:
             _log.warning("open gateway: no keys_file, so anybody may claim any class")
         return self.edge
@@ -137,6 +143,7 @@ class Gateway:
             request_log=request_log,
             observer=observers,
             random=self._random,
+            probe_seconds=min(upstream.health.interval_seconds for upstream in settings.upstreams),
         )
 
     def _metrics(self, parameters: PolicyParameters) -> Metrics:
@@ -167,3 +174,14 @@ class Gateway:
                 since = exchange.reply.writing_since
                 if since is not None and since <= oldest:
                     exchange.interrupt(Interrupt.CLIENT_STALLED)
+
+
+def limits_of_zero(settings: Settings) -> list[str]:
+    """The limits that are set to 0, by name: null is no limit, 0 lets nothing pass; that may be a slip."""
+    found = []
+    for upstream in settings.upstreams:
+        found += [f"upstreams.{upstream.name}.{n}" for n in _LIMITS_OF_UPSTREAMS if getattr(upstream, n) == 0]
+    for p in PRIORITIES:
+        limits = settings.classes[p.name]
+        found += [f"classes.{p.name}.{n}" for n in _LIMITS_OF_CLASSES if getattr(limits, n) == 0]
+    return found + ["capacity.max_request_tokens"] * (settings.capacity.max_request_tokens == 0)

@@ -22,7 +22,12 @@ _SPACE = b" \t\r\n"
 _DIGIT = re.compile(rb"\d")
 _LIST_OF_IDS = re.compile(rb"\[,*+\]")
 _LISTS_OF_IDS = re.compile(rb"\[\[,*+\](?:,\[,*+\])*+\]")
+_STRINGS_IN_JSON = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _OF_STRINGS = re.compile(rb'\[[ \t\r\n]*"')
+
+ENTRIES_MAX = 10_000
+"""A list or an object with more entries is not taken apart but counts with its raw length: a body made of
+millions of tiny values would keep the gateway busy for seconds."""
 
 MAX_LEVELS = 8
 """Content within content (a tool's result holds parts) that is looked into; what lies deeper counts raw."""
@@ -133,6 +138,10 @@ class TextCount:
         return True
 
     def _add_strings(self, value: bytes) -> bool:
+        if value.count(b",") > ENTRIES_MAX and value.count(b'"') > 2 * ENTRIES_MAX:
+            self.items = value.count(b'"') // 2
+            self.text_bytes += len(value)
+            return True
         try:
             strings = _STRINGS.decode(value)
         except msgspec.ValidationError:
@@ -148,7 +157,7 @@ class TextCount:
             self.text_bytes += string_bytes(value)
         elif value == b"null":
             return 0
-        elif first not in (b"[", b"{") or level == MAX_LEVELS:
+        elif first not in (b"[", b"{") or level == MAX_LEVELS or _has_too_many_entries(value):
             self.text_bytes += len(value)
         elif first == b"{":
             self._add_item(_ITEM.decode(value), level)
@@ -195,6 +204,16 @@ class TextCount:
                 has_audio = True
         self.images += has_image
         self.audio_parts += has_audio
+
+
+def _has_too_many_entries(value: bytes) -> bool:
+    """Whether a list or an object might have. A message has about ten quotes and as many bytes outside its
+    strings; commas and quotes may also be those of a long text, so a closer look skips the strings."""
+    if value.count(b",") <= ENTRIES_MAX:
+        return False
+    if value.count(b'"') - value.count(b'\\"') > 20 * ENTRIES_MAX:
+        return True
+    return len(_STRINGS_IN_JSON.sub(b"", value)) > 10 * ENTRIES_MAX
 
 
 def string_bytes(literal: bytes) -> int:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from gateway.api.access import Access
+from gateway.api.errors import Problem
 from gateway.api.headers import Header, duration
 from gateway.api.request_body import BodyLimits
 from gateway.policy.admission import Admission
@@ -16,7 +17,7 @@ from gateway.policy.classification import ClassificationRules
 from gateway.policy.clock import Clock
 from gateway.policy.events import Observer
 from gateway.policy.outcome import Outcome
-from gateway.policy.request import Ask, Priority
+from gateway.policy.request import Priority, Refusal
 from gateway.runtime.admission_gate import AdmissionGate
 from gateway.telemetry.endings import ended_at_the_door
 from gateway.telemetry.metrics import Metrics
@@ -42,6 +43,8 @@ class Edge:
     request_log: RequestLog
     observer: Observer
     random: Callable[[], float]
+    probe_seconds: float
+    """How soon an engine that is down can be known to be back."""
     active: set["Exchange"] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -65,11 +68,13 @@ class Edge:
     def healthy_upstreams(self) -> list[Upstream]:
         return [u for name, u in self.upstreams.items() if self.admission.upstream(name).healthy]
 
-    def rate_limit_headers(self, priority: Priority, ask: Ask | None) -> list[Header]:
-        """`x-ratelimit-*` of the bucket that binds; in the open gateway that of the class."""
-        standing = None if ask is None else self.admission.standing(priority, ask.model)
-        if standing is None:
-            return []
+    def problem_of(self, refusal: Refusal, priority: Priority) -> Problem:
+        """The policy's no, as the client gets it."""
+        return Problem.of_refusal(refusal, priority, self.probe_seconds)
+
+    def rate_limit_headers(self, priority: Priority, model: str) -> list[Header]:
+        """`x-ratelimit-*` of the bucket that binds: that of the class."""
+        standing = self.admission.standing(priority, model)
         headers = [
             (b"x-ratelimit-limit-tokens", b"%d" % standing.limit_tokens),
             (b"x-ratelimit-remaining-tokens", b"%d" % standing.remaining_tokens),

@@ -18,6 +18,8 @@ from gateway.policy.request import Priority, Refusal
 Header = tuple[bytes, bytes]
 
 RETRY_AFTER_SECONDS_MAX = 60.0
+WAITING_IN_VAIN_SECONDS = 3600.0
+"""Of a bucket that lets nothing pass: beyond the longest advice, so that no SDK retries by itself."""
 JITTER = 0.4
 
 
@@ -97,14 +99,20 @@ class Problem(Exception):
         """The connection cannot be used again: the request's body was not read to its end."""
 
     @classmethod
-    def of_refusal(cls, refusal: Refusal, priority: Priority) -> "Problem":
+    def of_refusal(cls, refusal: Refusal, priority: Priority, probe_seconds: float) -> "Problem":
+        """`probe_seconds` is the advice while no engine is up."""
         late_batch = refusal.outcome is Outcome.QUEUE_TIMEOUT and priority is Priority.P2
         wait = refusal.retry_after_ns
+        advised = None if wait is None else wait / NANOSECONDS_PER_SECOND
+        if refusal.outcome is Outcome.REJECTED_NO_UPSTREAM:
+            advised = probe_seconds
+        elif refusal.outcome is Outcome.REJECTED_RATE and wait is None:
+            advised = WAITING_IN_VAIN_SECONDS
         return cls(
             refusal.outcome,
             refusal.detail,
             code="resource_unavailable" if late_batch else None,
-            retry_seconds=None if wait is None else wait / NANOSECONDS_PER_SECOND,
+            retry_seconds=advised,
         )
 
     def body(self) -> bytes:

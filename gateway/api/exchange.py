@@ -16,21 +16,27 @@ from gateway.api.access import Caller
 from gateway.api.body import ENGINE_HINTS, BodyFacts, edit
 from gateway.api.endpoints import Endpoint
 from gateway.api.errors import Problem
-from gateway.api.headers import STREAM_HEADERS, Header, for_client, for_upstream
+from gateway.api.headers import STREAM_HEADERS, Header, for_client, for_upstream, without_credentials
 from gateway.api.models import merged_models
 from gateway.api.reply import Reply
 from gateway.api.request_body import ClientLeft, receive_body
-from gateway.api.request_facts import build_ask, classify_request, client_request_id, read_body, retry_count
+from gateway.api.request_facts import (
+    build_ask,
+    classify_request,
+    client_request_id,
+    default_class,
+    read_body,
+    retry_count,
+)
 from gateway.policy.admission import NOTHING_DELIVERED, Delivered, RequestTooLong
 from gateway.policy.clock import NANOSECONDS_PER_SECOND
 from gateway.policy.outcome import Outcome
 from gateway.policy.request import Ask, Priority, Usage
 from gateway.runtime.admission_gate import Permit, Refused
-from gateway.upstream.client import Upstream
+from gateway.upstream.client import Response, Upstream
 from gateway.upstream.errors import ConnectFailed, FirstByteTimeout, IdleTimeout, UpstreamError
 from gateway.upstream.relay import StreamEnd, relay_stream
 from gateway.upstream.stream_observer import StreamObserver
-from gateway.upstream.transport import UpstreamResponse
 from gateway.upstream.usage import inspect_answer
 
 if TYPE_CHECKING:
@@ -40,6 +46,7 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
+LARGE_BODY_BYTES = 256 * 1024
 PLAIN_ANSWER_BYTES_MAX = 64 * 1024 * 1024
 ERROR_ANSWER_BYTES_MAX = 4 * 1024 * 1024
 LINGER_SECONDS = 10.0
@@ -70,10 +77,11 @@ class Exchange:
         self.request_id = self.given_id or edge.new_request_id()
         self.tenant = ""
         self.priority = edge.rules.default
-        self._granted: Priority | None = None
+        self._model = ""
+        self._asked_at: int | None = None  # when the policy was asked
         self.ask: Ask | None = None
         self._permit: Permit | None = None
-        self._response: UpstreamResponse | None = None
+        self._response: Response | None = None
         self._observer: StreamObserver | None = None
         self._watch: asyncio.Task[None] | None = None
         self._upload_is_unread = False
@@ -150,12 +158,14 @@ class Exchange:
         self._check_address()
         caller = edge.access.caller(self._headers)
         self.tenant = caller.tenant
+        self.priority = default_class(caller, edge.rules)
         if edge.admission.draining:
             raise Problem(Outcome.REJECTED_DRAINING, "the gateway is shutting down", close=True)
         if self._endpoint.dialect is None:
             return await self._list_models(caller)
         body = await receive_body(self._scope, self._receive, edge.body_limits)
-        facts = read_body(body, self._endpoint)
+        facts = await self._facts(body)
+        self._model = facts.model
         if not caller.may_use(facts.model):
             raise Problem(
                 Outcome.FORBIDDEN,
@@ -166,13 +176,19 @@ class Exchange:
         classified = classify_request(
             self._headers, edge.priority_headers, facts, self._endpoint, caller, edge.rules
         )
-        self.priority = self._granted = classified.granted
+        self.priority = classified.granted
         edge.metrics.class_claimed(classified.claimed, classified.granted)
         if retry_count(self._headers):
             edge.metrics.client_retried()
         ask = build_ask(self.request_id, facts, classified, caller, len(body), self._headers, edge.admission)
         self._permit = await self._place(ask)
         return await self._forward(body, facts, ask, self._permit)
+
+    async def _facts(self, body: bytes) -> BodyFacts:
+        """What the body says. To read some megabytes takes longer than a token: that is done aside."""
+        if len(body) < LARGE_BODY_BYTES:
+            return read_body(body, self._endpoint)
+        return await asyncio.to_thread(read_body, body, self._endpoint)
 
     def _check_address(self) -> None:
         """Raises Problem for a path that leads nowhere (404) or a method it does not take (405)."""
@@ -202,12 +218,15 @@ class Exchange:
         self._watch = asyncio.ensure_future(self._watch_client())
         try:
             self.ask = ask
+            self._asked_at = self._edge.clock.now()
             return await self._edge.gate.acquire(ask)
         except Refused as refused:
-            raise Problem.of_refusal(refused.refusal, ask.priority) from None
+            raise self._edge.problem_of(refused.refusal, ask.priority) from None
         except RequestTooLong as error:
             self.ask = None
-            raise Problem(Outcome.BAD_REQUEST, str(error), code="request_too_large") from None
+            field = PROMPT_FIELDS[self._endpoint.dialect]
+            message = f"{field}: {error}"
+            raise Problem(Outcome.BAD_REQUEST, message, param=field, code="request_too_large") from None
 
     async def _watch_client(self) -> None:
         """Break off as soon as the client has left. Once the body is in, nothing else can be received."""
@@ -249,7 +268,7 @@ class Exchange:
             set_members=members,
         )
 
-    async def _ask_engine(self, upstream: Upstream, method: bytes, body: bytes = b"") -> UpstreamResponse:
+    async def _ask_engine(self, upstream: Upstream, method: bytes, body: bytes = b"") -> Response:
         headers = for_upstream(
             self._headers,
             also_dropped=self._edge.priority_headers,
@@ -258,35 +277,32 @@ class Exchange:
         )
         if body:
             headers.append((b"content-type", b"application/json"))
-        query = self._scope["query_string"]
+        query = without_credentials(self._scope["query_string"])
         target = self._endpoint.path.encode() + (b"?" + query if query else b"")
         try:
             return await upstream.send(method, target, headers, body)
         except UpstreamError as error:
             raise _engine_failed(error) from error
 
-    async def _read_all(self, response: UpstreamResponse, limit: int) -> bytes:
+    async def _read_all(self, response: Response, limit: int) -> bytes:
         try:
             return await response.read_all(limit)
         except UpstreamError as error:
             raise _engine_failed(error) from error
 
     async def _plain(
-        self, response: UpstreamResponse, headers: list[Header], facts: BodyFacts, ask: Ask
+        self, response: Response, headers: list[Header], facts: BodyFacts, ask: Ask
     ) -> tuple[Outcome, Delivered]:
         body = await self._read_all(response, PLAIN_ANSWER_BYTES_MAX)
-        if _header(headers, b"content-encoding") in (b"", b"identity"):
-            valid, usage = inspect_answer(body)
-            if not valid:
-                raise Problem(Outcome.UPSTREAM_REFUSED, "the engine's answer is not a JSON object")
-        else:
-            usage = None
+        valid, usage = inspect_answer(body)
+        if not valid:
+            raise Problem(Outcome.UPSTREAM_REFUSED, "the engine's answer is not a JSON object")
         await self._answer_whole(response, headers, body)
         return Outcome.COMPLETED, Delivered(self._used(usage, facts, ask, None))
 
     async def _stream(
         self,
-        response: UpstreamResponse,
+        response: Response,
         headers: list[Header],
         facts: BodyFacts,
         strip_usage: bool,
@@ -362,7 +378,7 @@ class Exchange:
 
     # ------------------------------------------------------------------ to the client
 
-    async def _answer_whole(self, response: UpstreamResponse, headers: list[Header], body: bytes) -> None:
+    async def _answer_whole(self, response: Response, headers: list[Header], body: bytes) -> None:
         kept = for_client(headers)
         if response.status >= 400:
             kept.append((b"x-qos-error-source", b"upstream"))
@@ -394,15 +410,23 @@ class Exchange:
             pass
 
     def _common_headers(self) -> list[Header]:
-        headers = [(b"x-request-id", self.request_id.encode())]
-        if self._granted is not None:
-            waited = None if self._permit is None else self._permit.ticket.queue_wait_ns
-            if waited is None:
-                waited = self._edge.clock.now() - self.arrived_at
-            headers.append((b"x-qos-priority", self._granted.name.encode()))
-            headers.append((b"x-qos-queue-ms", b"%d" % (waited // NANOSECONDS_PER_MILLISECOND)))
-            headers += self._edge.rate_limit_headers(self._granted, self.ask)
+        headers = [
+            (b"x-request-id", self.request_id.encode()),
+            (b"x-qos-priority", self.priority.name.encode()),
+            (b"x-qos-queue-ms", b"%d" % (self._waited_ns() // NANOSECONDS_PER_MILLISECOND)),
+        ]
+        if self.tenant:  # what is left of a budget is nothing for strangers
+            headers += self._edge.rate_limit_headers(self.priority, self._model)
         return headers
+
+    def _waited_ns(self) -> int:
+        """In the gateway's queues: until dispatch, or until now."""
+        if self._permit is not None:
+            return self._permit.ticket.queue_wait_ns or 0
+        return 0 if self._asked_at is None else self._edge.clock.now() - self._asked_at
+
+
+PROMPT_FIELDS = {"chat": "messages", "completions": "prompt", None: None}
 
 
 def engine_rank(engine: str, priority: Priority) -> int | None:

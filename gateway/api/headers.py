@@ -58,6 +58,19 @@ STREAM_HEADERS: tuple[Header, ...] = (
 )
 
 
+_CREDENTIAL_PARAMETERS = frozenset({b"key", b"api_key", b"api-key", b"token", b"access_token"})
+
+
+def without_credentials(query: bytes) -> bytes:
+    """The query string without the parameters in which some clients send a key."""
+    if b"=" not in query:
+        return query
+    kept = [
+        part for part in query.split(b"&") if part.partition(b"=")[0].lower() not in _CREDENTIAL_PARAMETERS
+    ]
+    return b"&".join(kept)
+
+
 def named_by_connection(headers: Iterable[Header]) -> frozenset[bytes]:
     """Headers that the sender's `Connection` makes hop-by-hop."""
     named = [value for name, value in headers if name == b"connection"]

@@ -52,7 +52,7 @@ def answer_in_openai_shape(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def of_http(request: Request, error: HTTPException) -> Response:
-        code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
+        code = {401: "invalid_api_key", 404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
         body = error_body(str(error.detail), "invalid_request_error", None, code)
         headers = dict(error.headers or {})
         return Response(body, error.status_code, headers, "application/json")

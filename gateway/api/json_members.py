@@ -32,7 +32,7 @@ _TO_BRACKET = re.compile(rb'(?:[^"{}\[\]]++|' + _STRING + rb")*+[{}\[\]]", re.DO
 _SEPARATOR = re.compile(_SPACE + rb"([,}])" + _SPACE)
 _BRACKET_RUN = re.compile(rb"\(+|\)+")
 _TO_ROUND = bytes.maketrans(b"[]{}", b"()()")
-_ALL_BUT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_ALL_BUT_MARKS = bytes(set(range(256)) - set(b'[]{}"'))
 _ESCAPED_LETTER = re.compile(rb"\\u00[3-7]")
 _OPENERS = (b"{", b"[")
 
@@ -105,8 +105,10 @@ def check_nesting(body: bytes) -> None:
     """Raise unless a valid document is within `MAX_DEPTH` and `MAX_CONTAINERS`."""
     if body.count(b"[") + body.count(b"{") <= MAX_DEPTH:
         return
-    outside_strings = b"".join(body.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2])
-    brackets = outside_strings.translate(_TO_ROUND, _ALL_BUT_BRACKETS)
+    marks = body.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _ALL_BUT_MARKS)
+    # Two quotes side by side change nothing; without them few strings are left to be cut out.
+    outside_strings = b"".join(marks.replace(b'""', b"").split(b'"')[::2])
+    brackets = outside_strings.translate(_TO_ROUND)
     if len(brackets) > 2 * MAX_CONTAINERS:
         raise MalformedJson(f"more than {MAX_CONTAINERS} objects and arrays")
     depth = 0

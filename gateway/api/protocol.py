@@ -10,22 +10,35 @@
 import asyncio
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from gateway.api.errors import error_body
 
 HEAD_BYTES_MAX = 256 * 1024
 HEAD_SECONDS = 30.0
+PIPELINED_MAX = 8
 _OFFER = frozenset({b"upgrade", b"connection", b"http2-settings"})
 
 
 class GatewayProtocol(HttpToolsProtocol):
+    """A client may send its next requests before it has the answer to the first. Reading goes on meanwhile,
+    up to `PIPELINED_MAX` of them, and it is the running request that learns when the client has gone."""
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._in_head = False
         self._head_since = 0.0
         self._barren_bytes = 0  # read since the last piece of a body, or the end of a head
+        self._running: RequestResponseCycle | None = None
         self._close_at(self.loop.time() + self.timeout_keep_alive)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        running = self._running
+        if running is not None and not running.response_complete:
+            running.disconnected = True
+            running.message_event.set()
 
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
@@ -66,6 +79,8 @@ class GatewayProtocol(HttpToolsProtocol):
         self._barren_bytes = 0
         if not self._is_offer():
             super().on_headers_complete()
+            if 0 < len(self.pipeline) < PIPELINED_MAX:
+                self.flow.resume_reading()
 
     def on_body(self, body: bytes) -> None:
         self._barren_bytes = 0
@@ -77,6 +92,10 @@ class GatewayProtocol(HttpToolsProtocol):
             super().on_message_complete()
 
     # The rest is ours.
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
 
     def _is_offer(self) -> bool:
         return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"

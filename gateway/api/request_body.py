@@ -65,4 +65,5 @@ async def _receive(receive: Callable[[], Awaitable[MutableMapping[str, Any]]], l
 
 
 def _too_large(limits: BodyLimits) -> Problem:
-    return Problem(Outcome.TOO_LARGE, f"the body is larger than {limits.max_bytes} bytes", close=True)
+    message = f"the body is larger than {limits.max_bytes} bytes"
+    return Problem(Outcome.TOO_LARGE, message, param="body", close=True)

@@ -13,11 +13,12 @@ from gateway.policy.classification import (
     ClaimError,
     ClassificationRules,
     Classified,
+    Entitlement,
     classify,
 )
 from gateway.policy.clock import to_nanoseconds
 from gateway.policy.outcome import Outcome
-from gateway.policy.request import Ask
+from gateway.policy.request import Ask, Priority
 
 Header = tuple[bytes, bytes]
 
@@ -50,11 +51,26 @@ def classify_request(
             [value for _, value in claims], facts.service_tier, endpoint.path, caller.entitlement, rules
         )
     except ClaimError as error:
-        name = claims[0][0].decode("ascii")
+        name = _faulty(claims).decode("ascii")
         message = f"header {name}: {error}"
         raise Problem(Outcome.BAD_REQUEST, message, param=name, code="invalid_priority") from None
     except ClaimAboveCeiling as error:
         raise Problem(Outcome.FORBIDDEN, str(error), code="priority_not_allowed") from None
+
+
+def _faulty(claims: Sequence[tuple[bytes, str]]) -> bytes:
+    """The header that makes no sense by itself; the last one where only together they make none."""
+    for name, value in claims:
+        try:
+            classify([value], None, "", Entitlement(), ClassificationRules())
+        except ClaimError:
+            return name
+    return claims[-1][0]
+
+
+def default_class(caller: Caller, rules: ClassificationRules) -> Priority:
+    """The class of the caller's requests that do not say one."""
+    return classify([], None, "", caller.entitlement, rules).granted
 
 
 def build_ask(

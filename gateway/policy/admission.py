@@ -152,12 +152,12 @@ class Admission:
         if slots.parameters.max_in_flight_tokens is None:
             slots.max_in_flight_tokens = tokens
 
-    def standing(self, priority: Priority, model: str) -> Standing | None:
-        """What the class has left where the model is served."""
+    def standing(self, priority: Priority, model: str) -> Standing:
+        """What the class has left where the model is served; in the first pool if it is served nowhere."""
         for pool in self.pools:
             if any(serves(slots.parameters, model) for slots in pool.slots):
                 return pool.standing(priority)
-        return None
+        return self.pools[0].standing(priority)
 
     def upstream(self, name: str) -> UpstreamSlots:
         return self._slots[name][1]

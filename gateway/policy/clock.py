@@ -37,7 +37,9 @@ class ManualClock:
 
 
 def to_nanoseconds(seconds: float) -> int:
-    """Seconds to whole nanoseconds, rounded up so that a wake-up is never early."""
+    """Seconds to whole nanoseconds, rounded up so that a wake-up is never early; NEVER at the most."""
+    if seconds >= NEVER / NANOSECONDS_PER_SECOND:
+        return NEVER
     whole = int(seconds * NANOSECONDS_PER_SECOND)
     return whole if whole >= seconds * NANOSECONDS_PER_SECOND else whole + 1
 

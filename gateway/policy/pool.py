@@ -352,8 +352,8 @@ class Pool:
         if not ticket.route.healthy:
             return Refusal(Outcome.REJECTED_NO_UPSTREAM, f"no engine that serves this model is up, {waited}")
         name = ticket.priority.name
-        what = "tokens of its class" if ticket.stage is Stage.THROTTLED else "a place at an engine"
-        return self._come_back(Outcome.QUEUE_TIMEOUT, ticket, f"{name} request got no {what} {waited}")
+        what = "no tokens of its class" if ticket.stage is Stage.THROTTLED else "no place at an engine"
+        return self._come_back(Outcome.QUEUE_TIMEOUT, ticket, f"{name} request got {what} {waited}")
 
     def _first_without_upstream(self, route: Route) -> tuple[Ticket, int] | None:
         """Who of those waiting for upstreams that are all down gives up first, and when."""
@@ -363,7 +363,11 @@ class Pool:
         return oldest, max(oldest.arrived_at, route.down_since) + self._parameters.no_upstream_ns
 
     def next_deadline(self, now: int) -> int:
-        """When `advance` should be called next if nothing else happens; NEVER if it need not be."""
+        """When `advance` should be called next if nothing else happens; NEVER if it need not be.
+
+        What was due up to the last advance has been seen to; what came due between that and `now` has not.
+        """
+        seen_to = self._now
         times = [NEVER]
         if self._assumed_first_tokens:
             times.append(self._assumed_first_tokens[0][0])
@@ -374,10 +378,10 @@ class Pool:
             waiting = True
             times.append(self._expiries[0][0])
         if waiting:
-            times.append(self.buckets.next_activity_end(now))
-            times.extend(s.next_long_at for s in self.slots if s.next_long_at > now)
+            times.append(self.buckets.next_activity_end(seen_to))
+            times.extend(s.next_long_at for s in self.slots if s.next_long_at > seen_to)
             times.extend(at[1] for r in self._routes.values() if (at := self._first_without_upstream(r)))
-            times.extend(self._paying_times(now, min(times)))
+            times.extend(self._paying_times(seen_to, min(times)))
         return max(min(times), now + 1) if min(times) < NEVER else NEVER
 
     def _paying_times(self, now: int, before: int) -> list[int]:

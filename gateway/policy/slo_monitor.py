@@ -97,17 +97,23 @@ def _judge(event: RequestEnded, targets: SloTargets) -> Sample | None:
         let_down = broken  # one that got its tokens and left is judged by what it got
     met: dict[tuple[str, str], bool | None] = {}
     for view, ttft in (("arrival", event.ttft_ns), ("dispatch", event.upstream_ttft_ns)):
-        if let_down:
-            verdicts: tuple[bool | None, bool | None] = (False, False)
-        else:
-            verdicts = (_within(ttft, targets.ttft_ns), _within(event.tpot_ns, targets.tpot_ns))
-        met[view, "ttft"], met[view, "tpot"] = verdicts
-        gap = None if let_down else _within(event.max_gap_ns, targets.max_gap_ns)
-        told = [v for v in (*verdicts, gap) if v is not None]
+        verdicts = [
+            _verdict(measured, target, let_down)
+            for measured, target in (
+                (ttft, targets.ttft_ns),
+                (event.tpot_ns, targets.tpot_ns),
+                (event.max_gap_ns, targets.max_gap_ns),
+            )
+        ]
+        met[view, "ttft"], met[view, "tpot"], _ = verdicts
+        told = [verdict for verdict in verdicts if verdict is not None]
         met[view, "all"] = all(told) if told else None
     admitted = event.queue_wait_ns is not None
     return Sample(event.ended_at, admitted, met)
 
 
-def _within(value: int | None, target: int | None) -> bool | None:
-    return None if value is None or target is None else value <= target
+def _verdict(measured: int | None, target: int | None, let_down: bool) -> bool | None:
+    """None where nothing is promised, or nothing could be measured of one that was served."""
+    if target is None or (measured is None and not let_down):
+        return None
+    return not let_down and measured is not None and measured <= target

@@ -26,7 +26,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gateway.policy.clock import NANOSECONDS_PER_SECOND, NEVER
+from gateway.policy.clock import NANOSECONDS_PER_SECOND, NEVER, to_nanoseconds
 from gateway.policy.parameters import MILLITOKENS
 from gateway.policy.request import PRIORITIES, Priority
 
@@ -95,7 +95,7 @@ class TokenBuckets:
         ]
         one_second = self.capacity * NANOSECONDS_PER_SECOND
         least = min(rules.min_burst_tokens * UNITS_PER_TOKEN, one_second)
-        burst_ns = round(rules.burst_seconds * NANOSECONDS_PER_SECOND)
+        burst_ns = to_nanoseconds(rules.burst_seconds)
         self.bursts = [max(rate * burst_ns, least) for rate in self.rates]
 
     # ------------------------------------------------------------------ time
@@ -268,7 +268,8 @@ class TokenBuckets:
 
     def predicted_wait_ns(self, priority: Priority, cost: int, cost_ahead: int, own_share: bool) -> int:
         """(tokens missing + cost waiting ahead) / max(own rate, inflow of the last second), in
-        nanoseconds. From the own level the rate is the class's own."""
+        nanoseconds. From the own level the rate is the class's own. A class that has no rate of its own
+        lives on what flows in now."""
         level = self.own_levels[priority] if own_share else self.levels[priority]
         wanted = min(cost * UNITS_PER_MILLITOKEN, self.bursts[priority])
         missing = wanted + cost_ahead * UNITS_PER_MILLITOKEN - level
@@ -277,6 +278,7 @@ class TokenBuckets:
         rate = self.rates[priority]
         if not own_share:
             rate = max(rate, self.recent_inflow(priority))
+            rate = rate or self._inflow_rates(self.levels, self.limits(self._now))[priority]
         return -(-missing // rate) if rate else NEVER
 
     def recent_inflow(self, priority: Priority) -> int:

@@ -14,8 +14,9 @@ from gateway.policy.request import Ask, Refusal, Stage, Ticket
 
 OnDecision = Callable[[Ticket], None]
 
-EARLY_NS = 1000
-"""An event loop may call a timer a hair early; what is due within a microsecond is waited for anyway."""
+EARLY_NS = 1_000_000
+"""uvloop counts in whole milliseconds and may call a timer half of one early. A wake-up before its time does
+nothing but book the next one, so a timer is set this much later."""
 
 
 class Refused(Exception):

@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 from gateway.policy.admission import Admission
 from gateway.policy.clock import Clock
 from gateway.policy.events import Observer, RatesChanged, RequestEnded
-from gateway.policy.outcome import CALLERS_OWN, Outcome
+from gateway.policy.outcome import Outcome
 from gateway.policy.parameters import PolicyParameters
 from gateway.policy.request import PRIORITIES, Priority
 from gateway.telemetry import catalogue
@@ -33,9 +33,6 @@ PAIRS_PER_VALUE = 5
 still make a series for every pair."""
 _REASONS_MAX = 50
 _CLASS_NAMES = tuple(p.name for p in PRIORITIES)
-
-_MODEL_UNPROVEN = CALLERS_OWN | {Outcome.UPSTREAM_ERROR}
-"""Endings that do not show that there is such a model: the client may have made it up."""
 
 
 class Metrics(Observer, Collector):
@@ -125,7 +122,7 @@ class Metrics(Observer, Collector):
     def ended(self, event: RequestEnded) -> None:
         priority = event.priority
         self._count_ending(event)
-        if event.queue_wait_ns is not None or event.outcome is Outcome.COMPLETED:
+        if event.queue_wait_ns is not None:
             self._duration[priority].observe(event.ended_at - event.arrived_at)
         wait = queue_wait_ns(event)
         if wait is not None:
@@ -152,7 +149,8 @@ class Metrics(Observer, Collector):
 
     def _count_ending(self, event: RequestEnded) -> None:
         outcome = event.outcome
-        model = self._models.value(event.model, learn=outcome not in _MODEL_UNPROVEN)
+        # Only an answer shows that there is such a model; a client may have made the name up.
+        model = self._models.value(event.model, learn=outcome is Outcome.COMPLETED)
         tenant = self._tenants.value(event.tenant)
         count = self._endings[event.priority].get((outcome, model, tenant))
         if count is None:

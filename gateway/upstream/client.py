@@ -3,7 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gateway.upstream.content_coding import DecodedResponse, decoded
+from gateway.upstream.errors import BadResponse
 from gateway.upstream.transport import TransportTimeouts, UpstreamResponse, UpstreamTransport
+
+Response = UpstreamResponse | DecodedResponse
+
+STATUS_MAX = 599
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +34,13 @@ class Upstream:
 
     async def send(
         self, method: bytes, target: bytes, headers: Sequence[tuple[bytes, bytes]], body: bytes = b""
-    ) -> UpstreamResponse:
+    ) -> Response:
         """Raises `UpstreamError`."""
-        return await self.transport.send(method, target, headers, body)
+        response = await self.transport.send(method, target, headers, body)
+        if response.status > STATUS_MAX:
+            response.abort()
+            raise BadResponse(f"there is no status {response.status}")
+        return decoded(response)
 
     async def aclose(self) -> None:
         await self.transport.aclose()

@@ -19,6 +19,7 @@ class DecodedResponse:
         self._response = response
         self._decompressor = zlib.decompressobj(_GZIP_OR_ZLIB)
         self._held = b""
+        self._begun = False
         self.status = response.status
 
     def lower_headers(self) -> list[tuple[bytes, bytes]]:
@@ -28,8 +29,10 @@ class DecodedResponse:
     async def read(self) -> bytes:
         while True:
             data = self._held or await self._response.read()
-            if not data and self._decompressor.eof:
-                return b""
+            if self._decompressor.eof or not (data or self._begun):
+                if not data:
+                    return b""
+                continue  # something behind the end: dropped
             piece = self._decompress(data)
             if piece:
                 return piece
@@ -49,6 +52,7 @@ class DecodedResponse:
         self._response.abort()
 
     def _decompress(self, data: bytes) -> bytes:
+        self._begun = True
         try:
             piece = self._decompressor.decompress(data, PIECE_BYTES_MAX)
         except zlib.error as error:

@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable
 from enum import Enum
 
 from gateway.policy.clock import Clock
+from gateway.upstream.client import Response
 from gateway.upstream.errors import IdleTimeout, UpstreamError
 from gateway.upstream.stream_observer import StreamObserver
-from gateway.upstream.transport import UpstreamResponse
 
 
 class StreamEnd(Enum):
@@ -24,7 +24,7 @@ class StreamEnd(Enum):
 
 
 async def relay_stream(
-    response: UpstreamResponse,
+    response: Response,
     observer: StreamObserver,
     write: Callable[[bytes], Awaitable[None]],
     on_first_token: Callable[[], None],

@@ -617,3 +617,25 @@ def test_an_edited_body_reads_as_the_changed_object(
     for spelled in (json.dumps(body), json.dumps(body, indent=2, ensure_ascii=False)):
         edited = edit(spelled.encode(), set_include_usage=True, drop=drop, set_members=put)
         assert json.dumps(json.loads(edited), sort_keys=True) == json.dumps(expected, sort_keys=True)
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        b"[" + b",".join([b'"a"'] * 250_000) + b"]",
+        b"[" + b",".join([b"1"] * 500_000) + b"]",
+        b'[{"role":"user"},' + b",".join([b"1"] * 500_000) + b"]",
+        b"[{" + b",".join(b'"k%d":1' % i for i in range(110_000)) + b"}]",
+    ],
+    ids=["strings", "numbers", "numbers behind a message", "members"],
+)
+def test_a_million_tiny_values_count_raw(messages: bytes) -> None:
+    """What would take seconds to take apart is not taken apart, and is not cheap either."""
+    facts = peek(b'{"model":"m","messages":' + messages + b"}", "chat")
+    assert facts.text_bytes >= len(messages) - 2
+
+
+def test_commas_and_quotes_of_a_long_text_do_not_count_as_entries() -> None:
+    """Only values outside strings make a list long."""
+    text = 'she said "no", he said "yes", ' * 20_000
+    assert peek(chat(messages=[{"role": "user", "content": text}]), "chat").text_bytes == len(text)

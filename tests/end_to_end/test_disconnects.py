@@ -201,6 +201,22 @@ async def test_on_a_connection_that_was_used_before(
     assert (await gateway.ending(id))["outcome"] == "client_gone_streaming"
 
 
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "plain"])
+async def test_with_another_request_behind(
+    gateway: GatewayProcess, engine: ScriptedEngine, leave: Leave, id: str, stream: bool
+) -> None:
+    """A client that has sent its next request already is missed no later."""
+    engine.play = held = held_stream(ROLE) if stream else held_plain()
+    asked = len(engine.requests)
+    async with RawClient(gateway.port) as client:
+        await client.send(post_chat(chat(stream=stream), id=id) + post_chat(chat("next"), id=f"{id}-next"))
+        await held.begun.wait()
+        await leave(client)
+    await closed_towards_the_engine(held)
+    assert (await gateway.ending(id))["outcome"] == "client_gone_streaming"
+    assert len(engine.requests) == asked + 1
+
+
 async def test_again_and_again(gateway: GatewayProcess, engine: ScriptedEngine, id: str) -> None:
     """The only place is free for the next request each time its holder walks out of its stream."""
     for n in range(20):

@@ -105,8 +105,12 @@ async def test_no_answer_in_time(gateway: GatewayProcess, engine: ScriptedEngine
         b"HTTP/1.1 200 OK\r\ncontent-",
         b"hello\r\n\r\n",
         b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\n",
+        b"HTTP/1.1 999 Hm\r\ncontent-length: 2\r\n\r\n{}",
+        b"HTTP/1.1 200 OK\r\nx: a\x01b\r\ncontent-length: 2\r\n\r\n{}",
+        b"HTTP/1.1 200 OK\r\ncontent-encoding: br\r\ncontent-length: 2\r\n\r\n{}",
+        b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: 2\r\n\r\n{}",
     ],
-    ids=["nothing", "half a head", "no http", "two lengths"],
+    ids=["nothing", "half a head", "no http", "two lengths", "status", "header", "brotli", "no gzip"],
 )
 async def test_no_answer_at_all(
     gateway: GatewayProcess, engine: ScriptedEngine, request: pytest.FixtureRequest, data: bytes
@@ -188,37 +192,37 @@ async def test_an_engine_that_takes_no_connections() -> None:
 # ── the engine's own errors ──────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("stream", [True, False], ids=["stream", "plain"])
-@pytest.mark.parametrize(
-    "status",
-    [
-        "400 Bad Request",
-        "404 Not Found",
-        "413 Content Too Large",
-        "422 Unprocessable Content",
-        "429 Too Many Requests",
-        "500 Internal Server Error",
-        "503 Service Unavailable",
-        "529 Overloaded",
-    ],
+ERROR_STATUSES = (
+    "400 Bad Request",
+    "404 Not Found",
+    "413 Content Too Large",
+    "422 Unprocessable Content",
+    "429 Too Many Requests",
+    "500 Internal Server Error",
+    "503 Service Unavailable",
+    "529 Overloaded",
 )
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "plain"])
 async def test_error_statuses_pass_untouched(
-    gateway: GatewayProcess, engine: ScriptedEngine, status: str, stream: bool
+    gateway: GatewayProcess, engine: ScriptedEngine, stream: bool
 ) -> None:
     """Status, body, type and retry advice are the engine's, with a mark whose they are, and cost nothing."""
-    body = b'{"object":"error", "message":"no \xc3\xa9","code":' + status[:3].encode() + b"}\n"
     headers = ("content-type: application/problem+json; charset=utf-8", "retry-after: 7")
-    engine.play = raw(answer(body, status=status, headers=headers))
-    id = f"error-{status[:3]}-{stream}"
-    response = await ask(gateway.port, post_chat(chat(stream=stream), id=id))
-    assert response.status == int(status[:3])
-    assert response.body == body
-    assert response.header("content-type") == "application/problem+json; charset=utf-8"
-    assert response.header("retry-after") == "7"
-    assert response.header("x-qos-error-source") == "upstream"
-    assert response.header("x-qos-outcome") is None
-    line = await gateway.ending(id)
-    assert (line["outcome"], line["status"], line["cost"]) == ("upstream_error", int(status[:3]), 0)
+    for status in ERROR_STATUSES:
+        body = b'{"object":"error", "message":"no \xc3\xa9","code":' + status[:3].encode() + b"}\n"
+        engine.play = raw(answer(body, status=status, headers=headers))
+        response = await ask(gateway.port, post_chat(chat(stream=stream), id=f"{status[:3]}-{stream}"))
+        assert response.status == int(status[:3])
+        assert response.body == body
+        assert response.header("content-type") == "application/problem+json; charset=utf-8"
+        assert response.header("retry-after") == "7"
+        assert response.header("x-qos-error-source") == "upstream"
+        assert response.header("x-qos-outcome") is None
+    for status in ERROR_STATUSES:
+        line = await gateway.ending(f"{status[:3]}-{stream}")
+        assert (line["outcome"], line["status"], line["cost"]) == ("upstream_error", int(status[:3]), 0)
 
 
 async def test_the_engine_stays_in_use_after_client_errors(
@@ -308,15 +312,3 @@ async def test_a_stream_that_ends_in_its_own_way(
     assert (response.status, response.whole) == (200, True)
     line = await gateway.ending(id)
     assert (line["outcome"], line["output_tokens"]) == ("completed", 3)
-
-
-async def test_a_stream_is_never_begun_again(engine: ScriptedEngine) -> None:
-    """What one engine has begun is not repeated at another."""
-    async with scripted_engine() as other:
-        settings = {"upstreams": [{"name": f"gpu{n}", "url": e.url} for n, e in enumerate((engine, other))]}
-        engine.play = other.play = breaking_off(ROLE, *WORDS)
-        asked = len(engine.requests)
-        async with running_gateway(settings) as gateway:
-            response = await ask(gateway.port, post_chat(chat(stream=True), id="once"))
-            last_event(response)
-            assert len(engine.requests) - asked + len(other.requests) == 1

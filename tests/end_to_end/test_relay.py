@@ -1,13 +1,17 @@
 """What an engine streams is what the client gets, byte for byte and at once; and what was used is known."""
 
 import asyncio
+import gzip
 import json
+import zlib
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
 
 from tests.support.gateway_process import GatewayProcess, running_gateway
+from tests.support.loops import eventually
 from tests.support.raw_client import RawClient, ask, chat, get, post, post_chat
 from tests.support.scripted_engine import (
     DONE,
@@ -18,6 +22,7 @@ from tests.support.scripted_engine import (
     ScriptedEngine,
     choice_event,
     event,
+    held_stream,
     plain,
     raw,
     scripted_engine,
@@ -44,7 +49,7 @@ async def engine() -> AsyncIterator[ScriptedEngine]:
 @pytest.fixture(scope="module")
 async def gateway(engine: ScriptedEngine) -> AsyncIterator[GatewayProcess]:
     settings = {
-        "upstreams": [{"name": "gpu0", "url": engine.url}],
+        "upstreams": [{"name": "gpu0", "url": engine.url, "max_in_flight": 150}],
         "capacity": {"tokens_per_second": 1, "burst_seconds": 1_000_000, "output_weight": 4},
     }
     async with running_gateway(settings) as gateway:
@@ -190,6 +195,58 @@ async def test_plain_answers(gateway: GatewayProcess, engine: ScriptedEngine) ->
     response = await ask(gateway.port, post_chat(chat()))
     assert response.body == body
     assert response.header("content-length") == str(len(body))
+
+
+async def test_a_compressed_stream(gateway: GatewayProcess, engine: ScriptedEngine) -> None:
+    """An engine that compresses unasked is read all the same: events at once, usage known, label and body
+    agree."""
+    go_on = asyncio.Event()
+    packer = zlib.compressobj(wbits=zlib.MAX_WBITS | 16)
+
+    async def script(connection: ScriptedConnection, request: RecordedRequest) -> None:
+        head = STREAM_HEAD.replace(b"\r\n", b"\r\ncontent-encoding: gzip\r\n", 1)
+        first = packer.compress(ROLE + WORDS[0]) + packer.flush(zlib.Z_SYNC_FLUSH)
+        await connection.send(head + chunk(first))
+        await go_on.wait()
+        rest = packer.compress(b"".join(PLAIN_STREAM[2:])) + packer.flush()
+        await connection.send(b"".join(chunk(rest[n : n + 5]) for n in range(0, len(rest), 5)) + END)
+
+    engine.play = script
+    async with RawClient(gateway.port) as client:
+        await client.send(post_chat(chat(stream=True), [("accept-encoding", "gzip")], id="packed"))
+        _, headers = await client.head()
+        assert "content-encoding" not in {name for name, _ in headers}
+        assert ROLE + WORDS[0] in await client.until(WORDS[0])
+        go_on.set()
+        rest = await client.until(b"0\r\n\r\n")
+    assert DONE in rest
+    assert USAGE not in rest
+    line = await gateway.ending("packed")
+    assert (line["outcome"], line["input_tokens"], line["output_tokens"]) == ("completed", 9, 5)
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate"])
+async def test_a_compressed_answer(gateway: GatewayProcess, engine: ScriptedEngine, coding: str) -> None:
+    """So is a plain answer, whose length becomes that of what is in it."""
+    content = whole_answer(9, 5, content="word " * 200_000)
+    packed = gzip.compress(content) if coding == "gzip" else zlib.compress(content)
+    engine.play = plain(packed, headers=(f"content-encoding: {coding}",))
+    response = await ask(gateway.port, post_chat(chat(), id=f"packed-{coding}"))
+    assert response.body == content
+    assert response.header("content-encoding") is None
+    line = await gateway.ending(f"packed-{coding}")
+    assert (line["input_tokens"], line["output_tokens"]) == (9, 5)
+
+
+async def test_a_hundred_and_fifty_streams(gateway: GatewayProcess, engine: ScriptedEngine) -> None:
+    """There is no limit on connections behind the one that is configured."""
+    engine.play = held = held_stream(ROLE, *WORDS)
+    async with AsyncExitStack() as stack:
+        for _ in range(150):
+            client = await stack.enter_async_context(RawClient(gateway.port))
+            await client.send(post_chat(chat(stream=True), [("x-request-priority", "P0")]))
+        await eventually(lambda: len(held.connections) == 150)
+        assert await gateway.in_flight() == 150
 
 
 @pytest.mark.parametrize("status", ["201 Created", "202 Accepted"])

@@ -4,13 +4,13 @@ from collections.abc import Callable
 
 import pytest
 
-from gateway.policy.admission import NOTHING_DELIVERED, Delivered, connected
+from gateway.policy.admission import NOTHING_DELIVERED, Admission, Delivered, connected
 from gateway.policy.clock import NEVER, ManualClock, to_nanoseconds
 from gateway.policy.events import RequestEnded
 from gateway.policy.outcome import Outcome
-from gateway.policy.request import Priority, Usage
+from gateway.policy.request import Priority, Stage, Usage
 from tests.support.drivers import VirtualDriver
-from tests.support.policy_settings import P0, P1, P2, nanoseconds, policy, upstream
+from tests.support.policy_settings import P0, P1, P2, ask, nanoseconds, policy, upstream
 
 WIDE = upstream(max_in_flight=None)
 
@@ -219,3 +219,24 @@ def test_each_answer_holds_its_prompt_in_memory(sequences: int, prompts: int, to
     driver = VirtualDriver(policy(WIDE))
     driver.submit("r", P1, 100, sequences=sequences, prompts=prompts)
     assert driver.tickets["r"].total_tokens == tokens
+
+
+def test_what_comes_due_between_two_looks_at_the_clock_is_not_forgotten() -> None:
+    """The time to be woken at reckons from the last advance: an instant passed since is due at once."""
+    clock = ManualClock()
+    scheduling = {"long_prompt_tokens": 50, "long_prompt_duty": 0.5}
+    admission = Admission(
+        policy(upstream(max_in_flight=None, tokens_per_second=1000), scheduling=scheduling), clock
+    )
+    admission.submit(ask("p0", P0))
+    first = admission.submit(ask("long 1", P2, 100))
+    admission.finish(first, Outcome.COMPLETED)
+    waiting = admission.submit(ask("long 2", P2, 100))
+    turn = admission.pools[0].slots[0].next_long_at
+    clock.advance_to(turn - 1)
+    admission.advance()
+    clock.advance_to(turn + 1)
+    assert admission.next_deadline() <= turn + 2
+    clock.advance_to(turn + 2)
+    admission.advance()
+    assert waiting.stage is Stage.DISPATCHED

@@ -207,3 +207,11 @@ def test_window_in_time() -> None:
     times = {70: 0.5, 70.001: 1, 100: 1, 100.001: None}
     for now, expected in times.items():
         assert m.attainment(P0, "ttft", "arrival", "offered", nanoseconds(now)) == expected
+
+
+def test_a_promise_that_was_not_made_cannot_be_broken() -> None:
+    """A refused request breaks the promises of its class, and only those."""
+    refused = ended(outcome=Outcome.QUEUE_TIMEOUT, priority=P1, queued=None, ttft=None)
+    assert attainment(refused, priority=P1, slo="ttft") == 0
+    assert attainment(refused, priority=P1, slo="tpot") is None
+    assert attainment(refused, priority=P1, slo="all") == 0

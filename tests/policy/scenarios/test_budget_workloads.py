@@ -281,9 +281,9 @@ def test_who_stands_behind_a_long_prompt_is_told_of_its_wait() -> None:
     def book(driver: Driver) -> None:
         driver.service = at_once
         driver.at(0, lambda: driver.submit("r", P0))
-        arrivals(driver, P1, every=0.05, start=0, end=3.3, tokens=50)  # what flows in with P0's share lent
-        driver.at(nanoseconds(3.3), lambda: driver.submit("long", P1, 100))
-        driver.at(nanoseconds(3.3), lambda: driver.submit("short", P1, 10, timeout=0.15))
+        arrivals(driver, P1, every=0.04, start=0, end=2.8, tokens=42)  # a little more than all of C
+        driver.at(nanoseconds(2.8), lambda: driver.submit("long", P1, 100))
+        driver.at(nanoseconds(2.8), lambda: driver.submit("short", P1, 10, timeout=0.15))
 
     with under_both(budget(scheduling=LONG, throttle=ENDLESS), book, 8) as driver:
         refusal = driver.tickets["short"].refusal
