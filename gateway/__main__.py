@@ -2,11 +2,15 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from gateway import __version__
+
+if TYPE_CHECKING:
+    from gateway.keys import KeyRing
+    from gateway.settings import Settings
 
 cli = typer.Typer(
     name="qos-gateway",
@@ -40,24 +44,35 @@ def serve(config: ConfigOption = None) -> None:
     """
     import uvloop
 
-    from gateway.api.app import Gateway
     from gateway.config_reading import ConfigError
     from gateway.keys import load_keys
-    from gateway.mock_backend.child import MockGpuError
-    from gateway.server import CannotListen, quiet_uvicorn
-    from gateway.server import serve as run
     from gateway.settings import load_settings
-    from gateway.telemetry.log_setup import configure_logging
 
     try:
         settings = load_settings(config)
         keys = None if settings.keys_file is None else load_keys(settings.keys_file)
     except ConfigError as error:
         _fail(str(error), EXIT_CONFIG)
+    uvloop.run(_serve(settings, keys))
+
+
+async def _serve(settings: "Settings", keys: "KeyRing | None") -> None:
+    """Mock GPUs come up while the rest of the gateway is still being imported, which takes as long."""
+    import asyncio
+
+    from gateway.mock_backend.child import MockGpuError, MockGpus
+
+    mock_gpus = MockGpus({upstream.name: upstream.url for upstream in settings.upstreams})
+    await asyncio.sleep(0)
+
+    from gateway.api.app import Gateway
+    from gateway.server import CannotListen, quiet_uvicorn, serve
+    from gateway.telemetry.log_setup import configure_logging
+
     configure_logging(settings.logging.level, settings.logging.format)
     quiet_uvicorn()
     try:
-        uvloop.run(run(Gateway(settings, keys)))
+        await serve(Gateway(settings, keys, mock_gpus=mock_gpus))
     except CannotListen as error:
         _fail(str(error), EXIT_PORT)
     except MockGpuError as error:

@@ -14,7 +14,7 @@ from gateway.api.errors import status_of
 from gateway.api.exchange import Interrupt
 from gateway.api.request_body import BodyLimits
 from gateway.keys import KeyRing
-from gateway.mock_backend.child import MockGpuProcess, parse_mock_url
+from gateway.mock_backend.child import MockGpus
 from gateway.policy.admission import Admission
 from gateway.policy.clock import Clock, to_nanoseconds
 from gateway.policy.parameters import PolicyParameters
@@ -22,7 +22,7 @@ from gateway.policy.request import PRIORITIES
 from gateway.policy_parameters import classification_rules, policy_parameters
 from gateway.runtime.admission_gate import AdmissionGate
 from gateway.runtime.system_clock import SystemClock
-from gateway.settings import Settings, UpstreamSettings
+from gateway.settings import Settings
 from gateway.telemetry.exposition import new_registry
 from gateway.telemetry.fanout import Observers
 from gateway.telemetry.metrics import Metrics
@@ -48,6 +48,7 @@ class Gateway:
         settings: Settings,
         keys: KeyRing | None = None,
         *,
+        mock_gpus: MockGpus | None = None,
         clock: Clock | None = None,
         registry: CollectorRegistry | None = None,
         random: Callable[[], float] = random.random,
@@ -57,7 +58,7 @@ class Gateway:
         self._keys = keys
         self._clock = clock or SystemClock()
         self._random = random
-        self._mock_gpus: list[MockGpuProcess] = []
+        self._mock_gpus = mock_gpus
         self._tasks: list[asyncio.Task[None]] = []
         self._upstreams: dict[str, Upstream] = {}
 
@@ -95,7 +96,8 @@ class Gateway:
         self.edge.gate.close()
         for upstream in self._upstreams.values():
             await upstream.aclose()
-        await asyncio.gather(*(gpu.stop() for gpu in self._mock_gpus))
+        if self._mock_gpus is not None:
+            await self._mock_gpus.stop()
 
     # ------------------------------------------------------------------ inside
 
@@ -104,8 +106,10 @@ class Gateway:
         transport_timeouts = TransportTimeouts(
             timeouts.connect_seconds, timeouts.first_byte_seconds, timeouts.idle_seconds
         )
-        urls = await asyncio.gather(*(self._url(upstream) for upstream in self.settings.upstreams))
-        for upstream, url in zip(self.settings.upstreams, urls, strict=True):
+        if self._mock_gpus is None:
+            self._mock_gpus = MockGpus({upstream.name: upstream.url for upstream in self.settings.upstreams})
+        for upstream in self.settings.upstreams:
+            url = await self._mock_gpus.url(upstream.name) or upstream.url
             key = upstream.api_key
             address = UpstreamAddress(
                 name=upstream.name,
@@ -115,13 +119,6 @@ class Gateway:
                 engine_priority=upstream.engine_priority,
             )
             self._upstreams[upstream.name] = Upstream(address, transport_timeouts)
-
-    async def _url(self, upstream: UpstreamSettings) -> str:
-        if not upstream.url.startswith("mock://"):
-            return upstream.url
-        gpu = await MockGpuProcess.start(parse_mock_url(upstream.url))
-        self._mock_gpus.append(gpu)
-        return gpu.url
 
     def _build_edge(self) -> Edge:
         settings = self.settings

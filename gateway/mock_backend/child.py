@@ -7,7 +7,7 @@ The child lives no longer than its parent: it exits when its stdin, a pipe from 
 import asyncio
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from urllib.parse import urlsplit
 
 from .gpu_model import SchedulingPolicy, find_preset
@@ -82,6 +82,27 @@ class MockGpuProcess:
     async def stop(self, grace_seconds: float = 3.0) -> None:
         """End the child, by force after the grace. A second call does nothing."""
         await _end(self._process, self._errors, grace_seconds)
+
+
+class MockGpus:
+    """The mock GPUs of one gateway, by upstream name. They start when this is made, all at once."""
+
+    def __init__(self, urls: Mapping[str, str]) -> None:
+        """`urls` that are not of the form `mock://PRESET` are left alone. To be made inside the loop."""
+        self._starting = {
+            name: asyncio.create_task(MockGpuProcess.start(parse_mock_url(url)))
+            for name, url in urls.items()
+            if url.startswith("mock:")
+        }
+
+    async def url(self, name: str) -> str | None:
+        """Where that one can be reached, once it can; None if there is none of that name."""
+        starting = self._starting.get(name)
+        return None if starting is None else (await starting).url
+
+    async def stop(self) -> None:
+        started = await asyncio.gather(*self._starting.values(), return_exceptions=True)
+        await asyncio.gather(*(gpu.stop() for gpu in started if isinstance(gpu, MockGpuProcess)))
 
 
 class _StderrTail:
