@@ -77,6 +77,7 @@ class Exchange:
         self.request_id = self.given_id or edge.new_request_id()
         self.tenant = ""
         self.priority = edge.rules.default
+        self._complete_at = self.arrived_at  # when the whole request was here
         self._model = ""
         self._asked_at: int | None = None  # when the policy was asked
         self.ask: Ask | None = None
@@ -164,6 +165,7 @@ class Exchange:
         if self._endpoint.dialect is None:
             return await self._list_models(caller)
         body = await receive_body(self._scope, self._receive, edge.body_limits)
+        self._complete_at = edge.clock.now()
         facts = await self._facts(body)
         self._model = facts.model
         if not caller.may_use(facts.model):
@@ -243,7 +245,8 @@ class Exchange:
         upstream = edge.upstreams[permit.upstream]
         asks_for_usage = facts.stream and not facts.include_usage
         body = self._body_for(body, facts, upstream, asks_for_usage)
-        edge.metrics.proxy_overhead(edge.clock.now() - self.arrived_at - (permit.ticket.queue_wait_ns or 0))
+        taken = edge.clock.now() - self._complete_at
+        edge.metrics.proxy_overhead(taken - (permit.ticket.queue_wait_ns or 0))
         response = self._response = await self._ask_engine(upstream, b"POST", body)
         headers = response.lower_headers()
         if not 200 <= response.status < 300:

@@ -6,6 +6,7 @@ take one and three. They belong to the event loop's thread, and so does renderin
 `_created` series, which double the page and which nobody draws.
 """
 
+from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Iterable
 from itertools import accumulate
@@ -43,7 +44,7 @@ class Histogram:
 Child = TypeVar("Child", Count, Histogram)
 
 
-class Family(Generic[Child]):
+class Family(ABC, Generic[Child]):
     """A metric and its children by label values. Hot paths hold on to the children."""
 
     def __init__(self, definition: Definition) -> None:
@@ -60,11 +61,11 @@ class Family(Generic[Child]):
         """One child for each value of the only label, existing from now on."""
         return [self.child(value) for value in values]
 
-    def _new(self) -> Child:
-        raise NotImplementedError
+    @abstractmethod
+    def _new(self) -> Child: ...
 
-    def collect(self) -> Metric:
-        raise NotImplementedError
+    @abstractmethod
+    def collect(self) -> Metric: ...
 
 
 class CounterFamily(Family[Count]):

@@ -3,7 +3,7 @@
 import zlib
 
 from gateway.upstream.errors import BadResponse, UpstreamAborted
-from gateway.upstream.response import UpstreamResponse
+from gateway.upstream.response import UpstreamResponse, read_whole
 
 CODINGS = frozenset({b"gzip", b"x-gzip", b"deflate"})
 PIECE_BYTES_MAX = 256 * 1024
@@ -38,15 +38,7 @@ class DecodedResponse:
                 return piece
 
     async def read_all(self, limit: int) -> bytes:
-        pieces = []
-        length = 0
-        while piece := await self.read():
-            length += len(piece)
-            if length > limit:
-                self.abort()
-                raise UpstreamAborted(f"the body is longer than {limit} bytes")
-            pieces.append(piece)
-        return b"".join(pieces)
+        return await read_whole(self, limit)
 
     def abort(self) -> None:
         self._response.abort()

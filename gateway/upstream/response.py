@@ -6,7 +6,7 @@ Whoever holds an unfinished response reads it to its end or calls `abort()`; not
 """
 
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from gateway.upstream.errors import UpstreamAborted, UpstreamError
 
@@ -14,6 +14,25 @@ if TYPE_CHECKING:
     from asyncio import AbstractEventLoop, Future
 
     from gateway.upstream.http1 import Http1Connection
+
+
+class _Readable(Protocol):
+    async def read(self) -> bytes: ...
+
+    def abort(self) -> None: ...
+
+
+async def read_whole(response: _Readable, limit: int) -> bytes:
+    """The rest of a body. One of more than `limit` bytes is given up with `UpstreamAborted`."""
+    pieces = []
+    length = 0
+    while piece := await response.read():
+        length += len(piece)
+        if length > limit:
+            response.abort()
+            raise UpstreamAborted(f"the body is longer than {limit} bytes")
+        pieces.append(piece)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
 class UpstreamResponse:
@@ -92,15 +111,7 @@ class UpstreamResponse:
 
     async def read_all(self, limit: int) -> bytes:
         """The rest of the body. A body of more than `limit` bytes is given up with `UpstreamAborted`."""
-        pieces = []
-        length = 0
-        while piece := await self.read():
-            length += len(piece)
-            if length > limit:
-                self.abort()
-                raise UpstreamAborted(f"the body is longer than {limit} bytes")
-            pieces.append(piece)
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        return await read_whole(self, limit)
 
     def abort(self) -> None:
         """Give the rest up: an unfinished response has its connection closed at once."""
