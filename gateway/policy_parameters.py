@@ -41,7 +41,7 @@ def policy_parameters(settings: Settings) -> PolicyParameters:
             deadline_drop=scheduling.deadline_drop,
         ),
         slo=SloWindow(settings.slo.window_requests, to_nanoseconds(settings.slo.window_seconds)),
-        law=settings.controller.law,
+        law=settings.controller.law_in_force,
         no_upstream_ns=to_nanoseconds(settings.upstream_timeouts.no_upstream_seconds),
     )
 

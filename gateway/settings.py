@@ -306,11 +306,17 @@ class ClassFloors(Section):
 
 
 class ControllerSettings(Section):
+    """A law that is not there yet runs as `static`, which every law starts from; the gateway says so."""
+
     law: Literal["static", "compliance", "severity"] = "static"
     cooldown_seconds: PositiveSeconds = 5.0
     min_samples: PositiveCount = 20
     capacity_bounds: tuple[PositiveAmount, PositiveAmount] = (0.2, 3.0)
     class_floor: ClassFloors = ClassFloors()
+
+    @property
+    def law_in_force(self) -> str:
+        return self.law if self.law in AVAILABLE_LAWS else "static"
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -318,8 +324,6 @@ class ControllerSettings(Section):
         return self
 
     def _problems(self) -> Iterator[Problem]:
-        if self.law not in AVAILABLE_LAWS:
-            yield _not_available("law", self.law, AVAILABLE_LAWS)
         low, high = self.capacity_bounds
         if not low <= 1 <= high:
             expected = "a lower bound up to 1 and an upper bound from 1 on"

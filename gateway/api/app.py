@@ -72,6 +72,9 @@ class Gateway:
             probe = HealthProbe(self._upstreams[upstream_settings.name], rules, self._health_changed)
             self._tasks.append(asyncio.create_task(probe.run()))
         self._tasks.append(asyncio.create_task(self._drop_stalled_readers()))
+        law = settings.controller
+        if law.law != law.law_in_force:
+            _log.warning("this control law is not in this version", law=law.law, in_force=law.law_in_force)
         for name in limits_of_zero(settings):
             _log.warning("this limit is 0: nothing passes", setting=name)
         if self._keys is None:

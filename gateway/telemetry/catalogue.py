@@ -71,7 +71,7 @@ REQUEST_DURATION = _define(
     "histogram",
     "request_duration_seconds",
     "priority",
-    "From arrival to the end, of requests that were dispatched or completed.",
+    "From arrival to the end, of requests that were dispatched.",
 )
 PROXY_OVERHEAD = _define(
     "histogram",
