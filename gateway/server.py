@@ -123,6 +123,7 @@ def _server(app: ASGIApp) -> _Server:
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,
         headers=[("server", "qos-gateway")],
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=CLOSING_SECONDS,
