@@ -4,13 +4,13 @@ Listeners must not call back into the policy.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from gateway.policy.outcome import Outcome
 from gateway.policy.request import Priority, Usage
 
 
-@dataclass(frozen=True, slots=True)
-class RequestEnded:
+class RequestEnded(NamedTuple):
     """One offered request, complete. Times are nanoseconds; None = does not apply.
 
     `usage` is what was settled: measured where the engine told, counted otherwise, None when nothing ran.

@@ -114,8 +114,7 @@ class Pool:
         line = self.throttled[priority]
         if not len(line) and self.buckets.affords(priority, ticket.cost, self._on_own_share(ticket, now)):
             self._hold(ticket)
-            line.push(ticket)
-            line.pop()
+            line.pass_through(ticket)
             self._pay(ticket, now)
         else:
             refusal = self._too_long_a_wait(ticket, wait_limit, now)
@@ -298,7 +297,8 @@ class Pool:
     def _no_longer_waiting(self, ticket: Ticket) -> None:
         self.queued_bytes[ticket.priority] -= ticket.ask.body_bytes
         del ticket.route.waiting[ticket.seq]
-        if len(self._expiries) > 2 * sum(self.depth(p) for p in PRIORITIES) + 64:
+        booked = len(self._expiries)
+        if booked > 64 and booked > 2 * sum(self.depth(p) for p in PRIORITIES) + 64:
             self._expiries = [e for e in self._expiries if e[2].stage in (Stage.THROTTLED, Stage.READY)]
             heapify(self._expiries)
 

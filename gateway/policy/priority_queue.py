@@ -81,13 +81,15 @@ class FairQueue:
     """Tickets that wait, in the order of the least served tenant.
 
     With `sticky_head` a ticket once seen at the head stays there until it is taken or removed: later
-    arrivals of a less served tenant do not push it back while it waits for its tokens.
+    arrivals of a less served tenant do not push it back while it waits for its tokens. Only a queue that is
+    `weighed` knows its total cost and its heaviest tenant.
     """
 
-    def __init__(self, counters: ServiceCounters, sticky_head: bool = False) -> None:
+    def __init__(self, counters: ServiceCounters, sticky_head: bool = False, weighed: bool = True) -> None:
         self.counters = counters
         counters.attach(self)
         self._sticky = sticky_head
+        self._weighed = weighed
         self._head: Ticket | None = None
         self._by_tenant: dict[str, OrderedDict[int, Ticket]] = {}
         self._places: dict[str, tuple[int, int, str]] = {}  # the entry of `_order` that is in force
@@ -116,6 +118,12 @@ class FairQueue:
         self._add_cost(tenant, ticket.cost)
         if len(tickets) == 1:
             self.place(tenant)
+
+    def pass_through(self, ticket: Ticket) -> None:
+        """As if pushed and popped at once, which is what an empty queue does."""
+        self.counters.enter(ticket.tenant)
+        self.counters.serve(ticket.tenant, ticket.cost)
+        self.counters.leave(ticket.tenant)
 
     def peek(self) -> Ticket | None:
         """Who is next; None when nobody waits."""
@@ -198,6 +206,8 @@ class FairQueue:
         return tickets[next(reversed(tickets))]
 
     def _add_cost(self, tenant: str, cost: int) -> None:
+        if not self._weighed:
+            return
         self.total_cost += cost
         self._costs[tenant] += cost
         heappush(self._heaviest, (-self._costs[tenant], tenant))

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from enum import Enum, IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from gateway.policy.clock import NEVER
 from gateway.policy.outcome import Outcome
@@ -20,8 +20,7 @@ class Priority(IntEnum):
 PRIORITIES = tuple(Priority)
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(NamedTuple):
     """Facts of a request, complete before the policy sees it.
 
     `input_tokens` is the estimate (at least 1); `max_output_tokens` what the client allows per sequence,

@@ -52,7 +52,7 @@ class ReadyClass:
     def push(self, ticket: Ticket) -> None:
         line = self._lines.get(ticket.route)
         if line is None:
-            line = self._lines[ticket.route] = FairQueue(self.counters)
+            line = self._lines[ticket.route] = FairQueue(self.counters, weighed=False)
         line.push(ticket)
         self.length += 1
 
