@@ -148,9 +148,10 @@ class Admission:
 
     def set_in_flight_tokens_limit(self, name: str, tokens: int) -> None:
         """The engine told its KV size; a configured limit stands above it."""
-        _, slots = self._slots[name]
+        pool, slots = self._slots[name]
         if slots.parameters.max_in_flight_tokens is None:
             slots.max_in_flight_tokens = tokens
+            pool.look_again()
 
     def standing(self, priority: Priority, model: str) -> Standing:
         """What the class has left where the model is served; in the first pool if it is served nowhere."""

@@ -62,6 +62,8 @@ class Pool:
         self._expiries: list[tuple[int, int, Ticket]] = []
         self._assumed_first_tokens: list[tuple[int, int, Ticket]] = []
         self._drain = [DrainRate(now) for _ in PRIORITIES]
+        self._long_ready = 0
+        self._nobody_can_go = False  # the last look found so, and nothing has changed since
         self._now = now
 
     # ------------------------------------------------------------------ routes and upstreams
@@ -87,6 +89,7 @@ class Pool:
     def set_health(self, upstream: UpstreamSlots, healthy: bool, now: int) -> None:
         self._catch_up(now)
         upstream.healthy = healthy
+        self._nobody_can_go = False
         for route in self._routes.values():
             if route.healthy:
                 route.down_since = None
@@ -96,6 +99,10 @@ class Pool:
         if capacity:  # with none healthy C keeps its last value
             self.buckets.set_rates(self._law.rates(capacity), now)
         self._settle_down(now)
+
+    def look_again(self) -> None:
+        """A limit changed: who could not go may be able to now."""
+        self._nobody_can_go = False
 
     def _nominal_capacity(self) -> int:
         return round(sum(s.tokens_per_second for s in self.slots if s.healthy) * MILLITOKENS)
@@ -203,6 +210,8 @@ class Pool:
         ticket.paid_at = now
         ticket.stage = Stage.READY
         self.scheduler.ready[ticket.priority].push(ticket)
+        self._long_ready += ticket.is_long
+        self._nobody_can_go = False
 
     def _pay_throttled(self, now: int) -> None:
         for priority, line in zip(PRIORITIES, self.throttled, strict=True):
@@ -213,14 +222,17 @@ class Pool:
                 self._pay(head, now)
 
     def _dispatch(self, now: int) -> None:
+        if self._nobody_can_go and not self._long_ready:  # only long prompts can go by mere passing of time
+            return
         while self.scheduler.anybody_ready and not all(slots.full for slots in self.slots):
             limited = self.buckets.limits(now)
             choice = self.scheduler.choose(limited, now)
             if choice is None:
-                return
+                break
             self.scheduler.dispatched(choice, limited, now)
             ticket = choice.ticket
             self._no_longer_waiting(ticket)
+            self._long_ready -= ticket.is_long
             ticket.promoted = choice.promoted
             ticket.stage = Stage.DISPATCHED
             choice.upstream.lease(ticket, now)
@@ -229,6 +241,7 @@ class Pool:
                 assumed = now + choice.upstream.prefill.predict_ns(ticket.input_tokens)
                 heappush(self._assumed_first_tokens, (assumed, ticket.seq, ticket))
             self._decide(ticket)
+        self._nobody_can_go = True
 
     def _proceed(self, now: int) -> None:
         self._pay_throttled(now)
@@ -248,6 +261,7 @@ class Pool:
         if ticket.had_engine_alone and ticket.dispatched_at is not None:
             ticket.upstream.prefill.learn(ticket.input_tokens, now - ticket.dispatched_at)
         ticket.upstream.prefilled(ticket)
+        self._nobody_can_go = False
         self._settle_down(now)
 
     def cancel(self, ticket: Ticket, refusal: Refusal, now: int) -> None:
@@ -276,6 +290,7 @@ class Pool:
         self.throttled[ticket.priority].counters.correct(ticket.tenant, difference)
         self.scheduler.ready[ticket.priority].counters.correct(ticket.tenant, difference)
         ticket.upstream.release(ticket)
+        self._nobody_can_go = False
         self._leave(ticket, now)
         self._settle_down(now)
 
@@ -283,6 +298,8 @@ class Pool:
         """Refuse a request that holds no lease, and give back all it took."""
         if ticket.stage is Stage.READY:
             self.scheduler.ready[ticket.priority].remove(ticket)
+            self._long_ready -= ticket.is_long
+            self._nobody_can_go = False  # another is the head now
             self.buckets.settle(ticket.priority, ticket.charged, 0, ticket.on_own_share, ticket.own_units)
             self.throttled[ticket.priority].counters.correct(ticket.tenant, -ticket.charged)
             ticket.charged = 0
@@ -326,6 +343,7 @@ class Pool:
             ticket = heappop(assumed)[2]
             if ticket.stage is Stage.DISPATCHED:
                 ticket.upstream.prefilled(ticket)
+                self._nobody_can_go = False
         self._proceed(now)
         if self._expire(now - 1):
             self._proceed(now)
