@@ -13,8 +13,10 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from gateway.api.access import Caller
-from gateway.api.body import ENGINE_HINTS, BodyFacts, edit
+from gateway.api.body import BodyFacts
 from gateway.api.endpoints import Endpoint
+from gateway.api.engine_call import ask as ask_engine
+from gateway.api.engine_call import body_for, read_all
 from gateway.api.errors import Problem
 from gateway.api.headers import STREAM_HEADERS, Header, for_client, for_upstream, without_credentials
 from gateway.api.models import merged_models
@@ -31,10 +33,9 @@ from gateway.api.request_facts import (
 from gateway.policy.admission import NOTHING_DELIVERED, Delivered, RequestTooLong
 from gateway.policy.clock import NANOSECONDS_PER_SECOND
 from gateway.policy.outcome import Outcome
-from gateway.policy.request import Ask, Priority, Usage
+from gateway.policy.request import Ask, Usage
 from gateway.runtime.admission_gate import Permit, Refused
 from gateway.upstream.client import Response, Upstream
-from gateway.upstream.errors import ConnectFailed, FirstByteTimeout, IdleTimeout, UpstreamError
 from gateway.upstream.relay import StreamEnd, relay_stream
 from gateway.upstream.stream_observer import StreamObserver
 from gateway.upstream.usage import inspect_answer
@@ -244,32 +245,17 @@ class Exchange:
         edge = self._edge
         upstream = edge.upstreams[permit.upstream]
         asks_for_usage = facts.stream and not facts.include_usage
-        body = self._body_for(body, facts, upstream, asks_for_usage)
+        body = body_for(upstream, body, facts, self.priority, asks_for_usage)
         taken = edge.clock.now() - self._complete_at
         edge.metrics.proxy_overhead(taken - (permit.ticket.queue_wait_ns or 0))
         response = self._response = await self._ask_engine(upstream, b"POST", body)
         headers = response.lower_headers()
         if not 200 <= response.status < 300:
-            await self._answer_whole(
-                response, headers, await self._read_all(response, ERROR_ANSWER_BYTES_MAX)
-            )
+            await self._answer_whole(response, headers, await read_all(response, ERROR_ANSWER_BYTES_MAX))
             return Outcome.UPSTREAM_ERROR, NOTHING_DELIVERED
         if facts.stream and _header(headers, b"content-type").startswith(b"text/event-stream"):
             return await self._stream(response, headers, facts, asks_for_usage, permit)
         return await self._plain(response, headers, facts, ask)
-
-    def _body_for(self, body: bytes, facts: BodyFacts, upstream: Upstream, asks_for_usage: bool) -> bytes:
-        """The body as the engine gets it: as received, unless a field must change."""
-        rank = engine_rank(upstream.address.engine_priority, self.priority)
-        if not (asks_for_usage or facts.has_engine_hints or rank is not None):
-            return body
-        members = {} if rank is None else {"priority": b"%d" % rank}
-        return edit(
-            body,
-            set_include_usage=asks_for_usage,
-            drop=ENGINE_HINTS - members.keys(),
-            set_members=members,
-        )
 
     async def _ask_engine(self, upstream: Upstream, method: bytes, body: bytes = b"") -> Response:
         headers = for_upstream(
@@ -282,21 +268,12 @@ class Exchange:
             headers.append((b"content-type", b"application/json"))
         query = without_credentials(self._scope["query_string"])
         target = self._endpoint.path.encode() + (b"?" + query if query else b"")
-        try:
-            return await upstream.send(method, target, headers, body)
-        except UpstreamError as error:
-            raise _engine_failed(error) from error
-
-    async def _read_all(self, response: Response, limit: int) -> bytes:
-        try:
-            return await response.read_all(limit)
-        except UpstreamError as error:
-            raise _engine_failed(error) from error
+        return await ask_engine(upstream, method, target, headers, body)
 
     async def _plain(
         self, response: Response, headers: list[Header], facts: BodyFacts, ask: Ask
     ) -> tuple[Outcome, Delivered]:
-        body = await self._read_all(response, PLAIN_ANSWER_BYTES_MAX)
+        body = await read_all(response, PLAIN_ANSWER_BYTES_MAX)
         valid, usage = inspect_answer(body)
         if not valid:
             raise Problem(Outcome.UPSTREAM_REFUSED, "the engine's answer is not a JSON object")
@@ -363,7 +340,7 @@ class Exchange:
             raise Problem(Outcome.REJECTED_NO_UPSTREAM, "no engine is up")
         if len(upstreams) == 1 and "*" in caller.models:
             response = self._response = await self._ask_engine(upstreams[0], b"GET")
-            body = await self._read_all(response, PLAIN_ANSWER_BYTES_MAX)
+            body = await read_all(response, PLAIN_ANSWER_BYTES_MAX)
             await self._answer_whole(response, response.lower_headers(), body)
             ok = 200 <= response.status < 300
             return Outcome.COMPLETED if ok else Outcome.UPSTREAM_ERROR, NOTHING_DELIVERED
@@ -375,7 +352,7 @@ class Exchange:
         """An engine's list; empty where it has none to give."""
         try:
             response = await self._ask_engine(upstream, b"GET")
-            return await self._read_all(response, ERROR_ANSWER_BYTES_MAX)
+            return await read_all(response, ERROR_ANSWER_BYTES_MAX)
         except Problem:
             return b""
 
@@ -430,22 +407,6 @@ class Exchange:
 
 
 PROMPT_FIELDS = {"chat": "messages", "completions": "prompt", None: None}
-
-
-def engine_rank(engine: str, priority: Priority) -> int | None:
-    """The class in the engine's own polarity: vLLM runs the lower number first, SGLang the higher."""
-    if engine == "vllm":
-        return int(priority)
-    if engine == "sglang":
-        return int(Priority.P2) - int(priority)
-    return None
-
-
-def _engine_failed(error: UpstreamError) -> Problem:
-    timed_out = isinstance(error, FirstByteTimeout | IdleTimeout)
-    if timed_out or (isinstance(error, ConnectFailed) and error.timed_out):
-        return Problem(Outcome.UPSTREAM_TIMEOUT, f"the engine did not answer in time: {error.message}")
-    return Problem(Outcome.UPSTREAM_REFUSED, f"the engine could not be used: {error.message}")
 
 
 def _header(headers: list[Header], name: bytes) -> bytes:

@@ -1,0 +1,56 @@
+"""One call of an engine: the body it gets, and its faults in the client's terms."""
+
+from gateway.api.body import ENGINE_HINTS, BodyFacts, edit
+from gateway.api.errors import Problem
+from gateway.api.headers import Header
+from gateway.policy.outcome import Outcome
+from gateway.policy.request import Priority
+from gateway.upstream.client import Response, Upstream
+from gateway.upstream.errors import ConnectFailed, FirstByteTimeout, IdleTimeout, UpstreamError
+
+
+def body_for(
+    upstream: Upstream, body: bytes, facts: BodyFacts, priority: Priority, asks_for_usage: bool
+) -> bytes:
+    """The body as the engine gets it: as received, unless a field must change."""
+    rank = engine_rank(upstream.address.engine_priority, priority)
+    if not (asks_for_usage or facts.has_engine_hints or rank is not None):
+        return body
+    members = {} if rank is None else {"priority": b"%d" % rank}
+    return edit(
+        body, set_include_usage=asks_for_usage, drop=ENGINE_HINTS - members.keys(), set_members=members
+    )
+
+
+def engine_rank(engine: str, priority: Priority) -> int | None:
+    """The class in the engine's own polarity: vLLM runs the lower number first, SGLang the higher."""
+    if engine == "vllm":
+        return int(priority)
+    if engine == "sglang":
+        return int(Priority.P2) - int(priority)
+    return None
+
+
+async def ask(
+    upstream: Upstream, method: bytes, target: bytes, headers: list[Header], body: bytes = b""
+) -> Response:
+    """Send a request and wait for the answer's head. Raises Problem (502, 504)."""
+    try:
+        return await upstream.send(method, target, headers, body)
+    except UpstreamError as error:
+        raise _problem(error) from error
+
+
+async def read_all(response: Response, limit: int) -> bytes:
+    """The whole body of an answer, while the client can still be told that there is none."""
+    try:
+        return await response.read_all(limit)
+    except UpstreamError as error:
+        raise _problem(error) from error
+
+
+def _problem(error: UpstreamError) -> Problem:
+    timed_out = isinstance(error, FirstByteTimeout | IdleTimeout)
+    if timed_out or (isinstance(error, ConnectFailed) and error.timed_out):
+        return Problem(Outcome.UPSTREAM_TIMEOUT, f"the engine did not answer in time: {error.message}")
+    return Problem(Outcome.UPSTREAM_REFUSED, f"the engine could not be used: {error.message}")
