@@ -61,7 +61,8 @@ _TEXTS = {
 _RANKED_TEXTS = dict.fromkeys(
     ("query", "queries", "documents", "items", "text_1", "text_2", "data_1", "data_2"), Kind.NESTED
 )
-_REQUIRED = {"chat": "messages", "messages": "messages", "completions": "prompt"}
+PROMPT_FIELDS = {"chat": "messages", "messages": "messages", "completions": "prompt"}
+"""The member that a body of that dialect must have: what is to be read."""
 
 
 class BodyFacts(msgspec.Struct, frozen=True):
@@ -174,7 +175,7 @@ def _decode(body: bytes) -> _Members:
 def _count_texts(found: _Members, dialect: BodyDialect, count: TextCount) -> tuple[int, int]:
     """Count all that is to be read; the answer is the number of prompts and that of messages."""
     texts = _RANKED_TEXTS if dialect in ("rerank", "score") else _TEXTS
-    required = _REQUIRED.get(dialect)
+    required = PROMPT_FIELDS.get(dialect)
     prompts = messages = 1
     for name, raw in found.items():
         if name in _PROMPTS:

@@ -35,7 +35,7 @@ class Shape:
 
 
 SHAPES: dict[Outcome, Shape] = {
-    Outcome.REJECTED_RATE: Shape(429, "rate_limit_error", "rate_limit_exceeded", RETRY_AFTER_SECONDS_MAX),
+    Outcome.REJECTED_RATE: Shape(429, "rate_limit_error", "rate_limit_exceeded", WAITING_IN_VAIN_SECONDS),
     Outcome.REJECTED_QUEUE_FULL: Shape(429, "rate_limit_error", "slow_down", 1.0),
     Outcome.QUEUE_TIMEOUT: Shape(429, "rate_limit_error", "slow_down", 1.0),
     Outcome.REJECTED_NO_UPSTREAM: Shape(503, "service_unavailable_error", "server_is_overloaded", 2.0),
@@ -106,8 +106,6 @@ class Problem(Exception):
         advised = None if wait is None else wait / NANOSECONDS_PER_SECOND
         if refusal.outcome is Outcome.REJECTED_NO_UPSTREAM:
             advised = probe_seconds
-        elif refusal.outcome is Outcome.REJECTED_RATE and wait is None:
-            advised = WAITING_IN_VAIN_SECONDS
         return cls(
             refusal.outcome,
             refusal.detail,
@@ -121,7 +119,7 @@ class Problem(Exception):
     def retry_headers(self, random: Callable[[], float]) -> list[Header]:
         """Retry advice in (0, 60] s; a longer wait is said to be not worth an automatic retry."""
         if self.retry_seconds is None:
-            return [(b"x-should-retry", b"false")] if self.status in (429, 503) else []
+            return []
         seconds = self.retry_seconds * (1.0 + JITTER * random())
         advised = min(max(seconds, 0.001), RETRY_AFTER_SECONDS_MAX)
         headers = [

@@ -13,7 +13,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from gateway.api.access import Caller
-from gateway.api.body import BodyFacts
+from gateway.api.body import PROMPT_FIELDS, BodyFacts
 from gateway.api.endpoints import Endpoint
 from gateway.api.engine_call import ask as ask_engine
 from gateway.api.engine_call import body_for, read_all
@@ -227,6 +227,7 @@ class Exchange:
             raise self._edge.problem_of(refused.refusal, ask.priority) from None
         except RequestTooLong as error:
             self.ask = None
+            assert self._endpoint.dialect is not None
             field = PROMPT_FIELDS[self._endpoint.dialect]
             message = f"{field}: {error}"
             raise Problem(Outcome.BAD_REQUEST, message, param=field, code="request_too_large") from None
@@ -278,7 +279,10 @@ class Exchange:
         if not valid:
             raise Problem(Outcome.UPSTREAM_REFUSED, "the engine's answer is not a JSON object")
         await self._answer_whole(response, headers, body)
-        return Outcome.COMPLETED, Delivered(self._used(usage, facts, ask, None))
+        if usage is None:
+            return Outcome.COMPLETED, Delivered(Usage(ask.input_tokens, 0))
+        self._learn(facts, usage)
+        return Outcome.COMPLETED, Delivered(usage)
 
     async def _stream(
         self,
@@ -301,18 +305,15 @@ class Exchange:
         delivered = self._delivered_so_far()
         if end is StreamEnd.ERROR_EVENT:
             return Outcome.UPSTREAM_ERROR, delivered
-        if delivered.usage is not None:
-            self._used(observer.usage, facts, permit.ticket.ask, delivered.usage)
+        if observer.usage is not None:
+            self._learn(facts, observer.usage)
         return Outcome.COMPLETED, delivered
 
-    def _used(self, told: Usage | None, facts: BodyFacts, ask: Ask, otherwise: Usage | None) -> Usage:
-        """What was used: the engine's word, from which the estimator learns; else what was counted."""
-        if told is None:
-            return otherwise or Usage(ask.input_tokens, 0)
+    def _learn(self, facts: BodyFacts, told: Usage) -> None:
+        """How many tokens this text was, by the engine's own word."""
         if not facts.images and not facts.audio_parts:
             estimator = self._edge.admission.input_estimator
             estimator.learn(facts.model, facts.text_bytes, told.input_tokens - facts.exact_tokens)
-        return told
 
     def _delivered_so_far(self) -> Delivered:
         """What a stream has produced up to now; nothing if the engine never began."""
@@ -404,9 +405,6 @@ class Exchange:
         if self._permit is not None:
             return self._permit.ticket.queue_wait_ns or 0
         return 0 if self._asked_at is None else self._edge.clock.now() - self._asked_at
-
-
-PROMPT_FIELDS = {"chat": "messages", "completions": "prompt", None: None}
 
 
 def _header(headers: list[Header], name: bytes) -> bytes:

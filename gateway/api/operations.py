@@ -41,7 +41,7 @@ def create_operations_app(edge: Edge, registry: CollectorRegistry, token: str | 
 
 
 def policy_state(edge: Edge) -> dict[str, Any]:
-    edge.admission.advance()
+    edge.gate.advance()
     pools = []
     for pool in edge.admission.pools:
         buckets = pool.buckets

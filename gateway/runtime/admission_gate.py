@@ -118,6 +118,11 @@ class AdmissionGate:
         self.admission.set_upstream_health(name, healthy)
         self._settle()
 
+    def advance(self) -> None:
+        """Bring the policy up to the present, and tell those decided about by it."""
+        self.admission.advance()
+        self._settle()
+
     def drain(self) -> None:
         self.admission.drain()
         self._settle()
@@ -147,5 +152,4 @@ class AdmissionGate:
     def _wake(self) -> None:
         self._timer = None
         self._timer_at = NEVER
-        self.admission.advance()
-        self._settle()
+        self.advance()
