@@ -6,15 +6,19 @@ Listeners must not call back into the policy.
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from gateway.policy.engine_load import EngineLoad
 from gateway.policy.outcome import Outcome
-from gateway.policy.request import Priority, Usage
+from gateway.policy.request import Ask, Priority, Usage
 
 
 class RequestEnded(NamedTuple):
     """One offered request, complete. Times are nanoseconds; None = does not apply.
 
     `usage` is what was settled: measured where the engine told, counted otherwise, None when nothing ran.
-    `ttft_ns` counts from arrival, `upstream_ttft_ns` from dispatch.
+    `ttft_ns` counts from arrival, `upstream_ttft_ns` from dispatch. `by_tenant_limit`: refused by the
+    tenant's own limit. `would_be`: how it would have been refused, had its class not been in observe mode.
+    `requeued`: an engine had no room for it, and it was sent again. `ask` and `seen` (what the policy saw
+    when it arrived) are there when the request came to the policy and somebody `wants_details`.
     """
 
     request_id: str
@@ -35,6 +39,34 @@ class RequestEnded(NamedTuple):
     estimated_cost: int
     charged: int
     promoted: bool
+    by_tenant_limit: bool = False
+    would_be: Outcome | None = None
+    requeued: bool = False
+    ask: Ask | None = None
+    seen: "Seen | None" = None
+
+
+class Seen(NamedTuple):
+    """The state of the pool at a request's arrival. Tokens are weighted tokens, lists are by class."""
+
+    bucket_tokens: tuple[float, ...]
+    rates_tokens_per_second: tuple[float, ...]
+    throttled: tuple[int, ...]
+    ready: tuple[int, ...]
+    upstreams: tuple["SeenUpstream", ...]
+
+
+class SeenUpstream(NamedTuple):
+    """`waiting` and `kv_usage` are the engine's own signals, corrected by what was sent since; None when
+    it told none, or its last word is stale."""
+
+    name: str
+    healthy: bool
+    in_flight: tuple[int, ...]
+    in_flight_tokens: int
+    pending_prefill_tokens: int
+    waiting: float | None
+    kv_usage: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +85,19 @@ class RatesChanged:
 class Observer:
     """Hears everything, does nothing."""
 
+    wants_details = False
+    """Whether `RequestEnded.ask` and `.seen` are to be filled in, which costs some microseconds."""
+
     def ended(self, event: RequestEnded) -> None: ...
 
     def promoted(self, priority: Priority) -> None: ...
 
     def rates_changed(self, event: RatesChanged) -> None: ...
+
+    def health_changed(self, upstream: str, healthy: bool, at: int) -> None: ...
+
+    def load_told(self, upstream: str, load: EngineLoad, at: int) -> None:
+        """An engine's metrics page was read."""
+
+    def queue_full(self, upstream: str, at: int) -> None:
+        """An engine sent a request back because it had no room: a sign of congestion."""

@@ -34,6 +34,8 @@ class ClassParameters:
     max_queued_bytes: int | None = None
     holdback: float = 1.0
     slo: SloTargets | None = None
+    observe: bool = False
+    """All is decided and recorded, and nothing enforced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,17 @@ class UpstreamParameters:
     max_in_flight_tokens: int | None = None
     accepts: str = "any"  # any | long | short
     tokens_per_second: float = 12000.0
+    waiting_high: float = 4.0
+    kv_high: float = 0.9
+    load_stale_ns: int = 5 * NANOSECONDS_PER_SECOND
+
+
+@dataclass(frozen=True, slots=True)
+class TenantParameters:
+    """Limits that all keys of a tenant share; None = no limit, 0 = nothing passes."""
+
+    tokens_per_minute: int | None = None
+    requests_per_minute: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,3 +98,6 @@ class PolicyParameters:
     slo: SloWindow = SloWindow()
     law: str = "static"
     no_upstream_ns: int = 10 * NANOSECONDS_PER_SECOND
+    tenants: Mapping[str, TenantParameters] = field(default_factory=dict)
+    key_max_in_flight: Mapping[str, int] = field(default_factory=dict)
+    """By key id; a key that is not there has no limit."""

@@ -24,8 +24,11 @@ class Ask(NamedTuple):
     """Facts of a request, complete before the policy sees it.
 
     `input_tokens` is the estimate (at least 1); `max_output_tokens` what the client allows per sequence,
-    None when it does not say; `sequences` is `n` times the number of prompts. `client_timeout_ns` is how
-    long the client said it will wait, None when it did not.
+    None when it does not say, 0 for what generates nothing (embeddings, scores); `sequences` is `n` times
+    the number of prompts. `client_timeout_ns` is how long the client said it will wait, None when it did
+    not. `key` is the id of the key it came with. `fairness_id` is the sub-tenant that a trusted key names:
+    fairness is then between sub-tenants, while the limits stay the tenant's. `claimed` is the class asked
+    for, None if that is the one it got.
     """
 
     request_id: str
@@ -39,6 +42,9 @@ class Ask(NamedTuple):
     body_bytes: int = 0
     streaming: bool = True
     client_timeout_ns: int | None = None
+    key: str | None = None
+    fairness_id: str | None = None
+    claimed: Priority | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +61,13 @@ class Refusal:
     """Why a request was told no, and when to come back.
 
     `retry_after_ns` None means that no wait is known to help. `detail` is a sentence for the client.
+    `by_tenant_limit`: the tenant's own limit said so, which is no fault of the class.
     """
 
     outcome: Outcome
     detail: str
     retry_after_ns: int | None = None
+    by_tenant_limit: bool = False
 
 
 class Stage(Enum):
@@ -110,7 +118,7 @@ class Ticket:
         self.seq = seq
         self.ask = ask
         self.priority = ask.priority
-        self.tenant = ask.tenant
+        self.tenant = ask.tenant if ask.fairness_id is None else ask.fairness_id  # for fairness
         self.arrived_at = arrived_at
         self.input_tokens = ask.input_tokens
         self.output_reserve = 0  # tokens, over all sequences
