@@ -87,4 +87,7 @@ def _upstream(settings: UpstreamSettings, tokens_per_second: float) -> UpstreamP
         max_in_flight_tokens=settings.max_in_flight_tokens,
         accepts=settings.accepts,
         tokens_per_second=tokens_per_second if own is None else own,
+        waiting_high=settings.load.waiting_high,
+        kv_high=settings.load.kv_high,
+        load_stale_ns=to_nanoseconds(settings.load.stale_after_seconds),
     )

@@ -10,14 +10,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gateway.policy.clock import NEVER, Clock
+from gateway.policy.engine_load import EngineLoad
 from gateway.policy.events import Observer, RequestEnded
+from gateway.policy.input_estimator import InputEstimator
 from gateway.policy.outcome import Outcome
-from gateway.policy.parameters import PolicyParameters, UpstreamParameters
-from gateway.policy.pool import Pool, Standing, serves
+from gateway.policy.parameters import MILLITOKENS, PolicyParameters, UpstreamParameters
+from gateway.policy.pool import Pool, serves
 from gateway.policy.request import PRIORITIES, Ask, Priority, Refusal, Stage, Ticket, Usage
 from gateway.policy.slo_monitor import SloMonitor
+from gateway.policy.standing import Standing, class_standing, seen, with_tenant
+from gateway.policy.tenant_limits import TenantLimits
 from gateway.policy.token_cost import (
-    InputEstimator,
     OutputReserve,
     cost_millitokens,
     usage_millitokens,
@@ -28,10 +31,7 @@ DRAINING = Refusal(Outcome.REJECTED_DRAINING, "the gateway is shutting down")
 
 
 class RequestTooLong(ValueError):
-    """Input and reserved output exceed `max_request_tokens`: waiting cannot help."""
-
-    def __init__(self, tokens: int, limit: int) -> None:
-        super().__init__(f"this request needs about {tokens} tokens; at most {limit} are allowed")
+    """A request that can never be paid: waiting cannot help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,7 @@ class Admission:
         self.slo_monitor = SloMonitor(parameters.classes, parameters.slo)
         self.input_estimator = InputEstimator()
         self._output_reserves = [OutputReserve(parameters.capacity) for _ in PRIORITIES]
+        self._tenants = TenantLimits(parameters, clock.now())
         self._decided: list[Ticket] = []
         self._seq = 0
         self._draining = False
@@ -75,7 +76,14 @@ class Admission:
         now = self._clock.now()
         self._seq += 1
         ticket = Ticket(self._seq, ask, now)
+        observed = self.parameters.classes[ask.priority].observe
         self._price(ticket)
+        try:
+            self._check_size(ticket)
+        except RequestTooLong:
+            if not observed:
+                raise
+            ticket.would_be = Outcome.BAD_REQUEST
         ticket.is_long = ask.input_tokens > self.parameters.scheduling.long_prompt_tokens
         for pool in self.pools:
             ticket.route = pool.route(ask.model, ticket.is_long)
@@ -83,10 +91,22 @@ class Admission:
                 break
         else:
             raise KeyError(ask.model)
+        if self._observer.wants_details:
+            pool.advance(now)
+            ticket.seen = seen(pool, now)
         if self._draining:
             self._refuse_at_once(ticket, DRAINING)
-        else:
-            pool.submit(ticket, now)
+            return ticket
+        refusal = self._tenants.refusal(ticket, now) if ticket.would_be is None else None
+        if refusal is not None and not observed:
+            self._refuse_at_once(ticket, refusal)
+            return ticket
+        if refusal is not None:
+            ticket.would_be = refusal.outcome
+        self._tenants.reserve(ticket, now, charge=ticket.would_be is None)
+        pool.submit(ticket, now)
+        if ticket.exempt:
+            self._tenants.forgive(ticket, now)
         return ticket
 
     def first_token(self, ticket: Ticket) -> None:
@@ -103,10 +123,28 @@ class Admission:
         weight = self.parameters.classes[ticket.priority].weight
         actual = usage_millitokens(weight, usage, self.parameters.capacity) if usage is not None else 0
         ticket.outcome = outcome
-        if outcome is Outcome.COMPLETED and usage is not None:
+        if outcome is Outcome.COMPLETED and usage is not None and ticket.ask.max_output_tokens != 0:
             self._output_reserves[ticket.priority].observe(usage.output_tokens // ticket.ask.sequences)
+        self._tenants.settle(ticket, None if usage is None or ticket.exempt else actual, now)
         ticket.pool.finish(ticket, actual, now)
         self._report(ticket, delivered, now)
+
+    def may_requeue(self, ticket: Ticket) -> bool:
+        """Whether a dispatched request that its engine sent back may try again: once, and not where
+        nothing is enforced."""
+        observed = self.parameters.classes[ticket.priority].observe
+        return ticket.stage is Stage.DISPATCHED and not ticket.requeued and not observed
+
+    def requeue(self, ticket: Ticket) -> None:
+        """The engine had no room for a dispatched request and ran nothing of it. It waits again, and will
+        be decided about again."""
+        if not self.may_requeue(ticket):
+            raise ValueError(f"{ticket} cannot be sent again")
+        now = self._clock.now()
+        self._observer.queue_full(ticket.upstream.name, now)
+        ticket.pool.requeue(ticket, now)
+        if self._draining:
+            ticket.pool.cancel(ticket, DRAINING, now)
 
     def cancel(self, ticket: Ticket, outcome: Outcome = Outcome.CLIENT_GONE_QUEUED) -> None:
         """Take a waiting request out. A dispatched or ended one is left alone."""
@@ -144,21 +182,44 @@ class Admission:
     def set_upstream_health(self, name: str, healthy: bool) -> None:
         pool, slots = self._slots[name]
         if slots.healthy != healthy:
-            pool.set_health(slots, healthy, self._clock.now())
+            now = self._clock.now()
+            pool.set_health(slots, healthy, now)
+            self._observer.health_changed(name, healthy, now)
 
-    def set_in_flight_tokens_limit(self, name: str, tokens: int) -> None:
-        """The engine told its KV size; a configured limit stands above it."""
+    def engine_load_told(self, name: str, load: EngineLoad) -> None:
+        """The upstream's metrics page was read."""
         pool, slots = self._slots[name]
-        if slots.parameters.max_in_flight_tokens is None:
-            slots.max_in_flight_tokens = tokens
-            pool.look_again()
+        now = self._clock.now()
+        self._observer.load_told(name, load, now)
+        pool.engine_load_told(slots, load, now)
 
-    def standing(self, priority: Priority, model: str) -> Standing:
-        """What the class has left where the model is served; in the first pool if it is served nowhere."""
+    def reconfigure(self, parameters: PolicyParameters) -> None:
+        """Other settings from now on, for the same upstreams with the same models; ValueError for others.
+        Nothing that waits or runs is disturbed, no level is refilled."""
+        if [(u.name, u.models) for u in parameters.upstreams] != [
+            (u.name, u.models) for u in self.parameters.upstreams
+        ]:
+            raise ValueError("upstreams cannot be added, removed or renamed while running")
+        now = self._clock.now()
+        self.parameters = parameters
+        for reserve in self._output_reserves:
+            reserve.reconfigure(parameters.capacity)
+        self._tenants.reconfigure(parameters, now)
+        self.slo_monitor.reconfigure(parameters.classes, parameters.slo)
+        for pool in self.pools:
+            pool.reconfigure(parameters, now)
+
+    def standing(self, priority: Priority, model: str, tenant: str) -> Standing:
+        """What is left to the tenant in the class where the model is served; in the first pool if it is
+        served nowhere."""
+        pool = self._pool_of(model) or self.pools[0]
+        return with_tenant(class_standing(pool, priority), self._tenants, tenant, self._clock.now())
+
+    def _pool_of(self, model: str) -> Pool | None:
         for pool in self.pools:
             if any(serves(slots.parameters, model) for slots in pool.slots):
-                return pool.standing(priority)
-        return self.pools[0].standing(priority)
+                return pool
+        return None
 
     def upstream(self, name: str) -> UpstreamSlots:
         return self._slots[name][1]
@@ -170,11 +231,22 @@ class Admission:
         ticket.output_reserve = self._output_reserves[ask.priority].reserve(ask)
         answers_per_prompt = ask.sequences // ask.prompts
         ticket.total_tokens = ask.input_tokens * answers_per_prompt + ticket.output_reserve
-        limit = capacity.max_request_tokens
-        if limit is not None and ask.input_tokens + ticket.output_reserve > limit:
-            raise RequestTooLong(ask.input_tokens + ticket.output_reserve, limit)
         weight = self.parameters.classes[ask.priority].weight
         ticket.cost = cost_millitokens(weight, ask.input_tokens, 0, ticket.output_reserve, capacity)
+
+    def _check_size(self, ticket: Ticket) -> None:
+        """Raises RequestTooLong."""
+        ask, capacity = ticket.ask, self.parameters.capacity
+        tokens, limit = ask.input_tokens + ticket.output_reserve, capacity.max_request_tokens
+        if limit is not None and tokens > limit:
+            raise RequestTooLong(f"this request needs about {tokens} tokens; at most {limit} are allowed")
+        per_minute = self._tenants.tokens_per_minute(ask.tenant)
+        if per_minute:
+            weight = self.parameters.classes[ask.priority].weight
+            prompt = cost_millitokens(weight, ask.input_tokens, 0, 0, capacity) // MILLITOKENS
+            if prompt > per_minute:
+                says = f"this prompt costs about {prompt} tokens; tenant '{ask.tenant}' has {per_minute}"
+                raise RequestTooLong(f"{says} in a minute")
 
     def _refuse_at_once(self, ticket: Ticket, refusal: Refusal) -> None:
         ticket.stage = Stage.ENDED
@@ -183,14 +255,18 @@ class Admission:
 
     def _decide(self, ticket: Ticket) -> None:
         if ticket.refusal is not None:
+            now = self._clock.now()
             ticket.outcome = ticket.refusal.outcome
-            self._report(ticket, Delivered(), self._clock.now())
+            self._tenants.settle(ticket, None, now)
+            self._report(ticket, NOTHING_DELIVERED, now)
         elif ticket.promoted:
             self._observer.promoted(ticket.priority)
         self._decided.append(ticket)
 
     def _report(self, ticket: Ticket, delivered: Delivered, now: int) -> None:
         event = _ended(ticket, delivered, now)
+        if self._observer.wants_details:
+            event = event._replace(ask=ticket.ask, seen=ticket.seen)
         self.slo_monitor.record(event)
         self._observer.ended(event)
 
@@ -223,6 +299,9 @@ def _ended(ticket: Ticket, delivered: Delivered, now: int) -> RequestEnded:
         estimated_cost=ticket.cost,
         charged=ticket.charged,
         promoted=ticket.promoted,
+        by_tenant_limit=ticket.refusal is not None and ticket.refusal.by_tenant_limit,
+        would_be=ticket.would_be,
+        requeued=ticket.requeued,
     )
 
 

@@ -6,36 +6,25 @@ at the very moment its wait ends does go.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
-from gateway.policy.clock import NANOSECONDS_PER_SECOND, NEVER, to_seconds
+from gateway.policy.clock import NANOSECONDS_PER_SECOND, NEVER
 from gateway.policy.drain_rate import DrainRate
-from gateway.policy.outcome import Outcome
+from gateway.policy.engine_load import EngineLoad
 from gateway.policy.parameters import MILLITOKENS, PolicyParameters, UpstreamParameters
+from gateway.policy.patience import Backlog, wait_limit_ns
 from gateway.policy.priority_queue import FairQueue, ServiceCounters
 from gateway.policy.rate_controller import control_law
+from gateway.policy.refusals import Refusals
 from gateway.policy.request import PRIORITIES, Priority, Refusal, Stage, Ticket
 from gateway.policy.scheduler import Route, Scheduler
-from gateway.policy.token_bucket import UNITS_PER_TOKEN, BucketRules, TokenBuckets
+from gateway.policy.token_bucket import BucketRules, TokenBuckets
 from gateway.policy.upstream_slots import UpstreamSlots
 
 ACTIVITY_TAIL_NS = 5 * NANOSECONDS_PER_SECOND
 """A class counts as active for so long after its last request ended: its next one is likely near."""
-DEADLINE_DROP_PART = 0.6
-"""Of the TTFT promise: one who has waited so long must still have time for its prefill."""
 
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """What a class has left: tokens in its bucket and places in its queue (None: not limited)."""
-
-    limit_tokens: int
-    remaining_tokens: int
-    full_after_ns: int
-    limit_requests: int | None
-    remaining_requests: int | None
-    drained_after_ns: int
+_WAITING = (Stage.THROTTLED, Stage.READY)
 
 
 class Pool:
@@ -48,12 +37,11 @@ class Pool:
         now: int,
         decide: Callable[[Ticket], None],
     ) -> None:
-        self._parameters = parameters
-        self._classes = [parameters.classes[p] for p in PRIORITIES]
         self._decide = decide
+        self._take(parameters)
         self.slots = [UpstreamSlots(u, parameters.scheduling) for u in upstreams]
         self._routes: dict[tuple[tuple[str, ...], bool], Route] = {}
-        self._law = control_law(parameters.law, [c.share for c in self._classes])
+        self._law = control_law(parameters.law, [c.share for c in self.classes])
         self.buckets = TokenBuckets(_bucket_rules(parameters), self._nominal_capacity(), now)
         self.throttled = [FairQueue(ServiceCounters(), sticky_head=True) for _ in PRIORITIES]
         self.scheduler = Scheduler(parameters.classes, parameters.scheduling.skip_limit)
@@ -62,8 +50,10 @@ class Pool:
         self._expiries: list[tuple[int, int, Ticket]] = []
         self._assumed_first_tokens: list[tuple[int, int, Ticket]] = []
         self._drain = [DrainRate(now) for _ in PRIORITIES]
-        self._long_ready = 0
+        self.backlogs = [Backlog() for _ in PRIORITIES]
+        self._refusals = Refusals(self)
         self._nobody_can_go = False  # the last look found so, and nothing has changed since
+        self._next_change = NEVER  # when time alone may change that
         self._now = now
 
     # ------------------------------------------------------------------ routes and upstreams
@@ -100,9 +90,31 @@ class Pool:
             self.buckets.set_rates(self._law.rates(capacity), now)
         self._settle_down(now)
 
-    def look_again(self) -> None:
-        """A limit changed: who could not go may be able to now."""
+    def engine_load_told(self, upstream: UpstreamSlots, load: EngineLoad, now: int) -> None:
+        self._catch_up(now)
+        upstream.told(load, now)
         self._nobody_can_go = False
+        self._settle_down(now)
+
+    def reconfigure(self, parameters: PolicyParameters, now: int) -> None:
+        """Other settings for the same upstreams. Levels (cut to the new bursts), queues and leases stay;
+        what waits keeps the deadline it was given."""
+        self._catch_up(now)
+        self._take(parameters)
+        self.scheduler.reconfigure(parameters.classes, parameters.scheduling.skip_limit)
+        by_name = {upstream.name: upstream for upstream in parameters.upstreams}
+        for slots in self.slots:
+            slots.reconfigure(by_name[slots.name], parameters.scheduling)
+        self._law = control_law(parameters.law, [c.share for c in self.classes])
+        capacity = self._nominal_capacity() or self.buckets.capacity
+        self.buckets.reconfigure(_bucket_rules(parameters), self._law.rates(capacity), now)
+        self._nobody_can_go = False
+        self._settle_down(now)
+
+    def _take(self, parameters: PolicyParameters) -> None:
+        self.classes = [parameters.classes[p] for p in PRIORITIES]
+        self.scheduling = parameters.scheduling
+        self._no_upstream_ns = parameters.no_upstream_ns
 
     def _nominal_capacity(self) -> int:
         return round(sum(s.tokens_per_second for s in self.slots if s.healthy) * MILLITOKENS)
@@ -116,23 +128,33 @@ class Pool:
         ticket.pool = self
         self._requests[priority] += 1
         self.buckets.active_until[priority] = NEVER
-        wait_limit = self._wait_limit_ns(ticket)
+        wait_limit = wait_limit_ns(ticket, self.classes[priority], self.scheduling)
         ticket.deadline = ticket.arrived_at + wait_limit
+        if self.classes[priority].observe:
+            self._let_through(ticket, wait_limit, now)
+            return
         line = self.throttled[priority]
-        if not len(line) and self.buckets.affords(priority, ticket.cost, self._on_own_share(ticket, now)):
+        if not len(line) and self.buckets.affords(priority, ticket.cost, self.on_own_share(ticket, now)):
             self._hold(ticket)
             line.pass_through(ticket)
             self._pay(ticket, now)
         else:
-            refusal = self._too_long_a_wait(ticket, wait_limit, now)
+            refusal = self._refusals.too_long_a_wait(ticket, wait_limit, now)
             if refusal is not None:
                 self._end_waiting(ticket, refusal, now)
                 return
+            while told := self._refusals.beyond_the_throttle(ticket, now):
+                self._end_waiting(*told, now)
+                if told.ticket is ticket:
+                    return
             self._hold(ticket)
             line.push(ticket)
         self._dispatch(now)
-        if ticket.stage is not Stage.DISPATCHED:
-            self._make_room(ticket, now)
+        if ticket.stage is Stage.READY and (hopeless := self._refusals.no_place_in_time(ticket, now)):
+            self._end_waiting(ticket, hopeless, now)
+        while ticket.stage in _WAITING and (told := self._refusals.beyond_the_bounds(ticket)):
+            self._end_waiting(*told, now)
+            self._proceed(now)
 
     def _hold(self, ticket: Ticket) -> None:
         """The ticket now waits somewhere: note its bytes and when its time is over."""
@@ -140,89 +162,34 @@ class Pool:
         ticket.route.waiting[ticket.seq] = ticket
         heappush(self._expiries, (ticket.deadline, ticket.seq, ticket))
 
-    def _wait_limit_ns(self, ticket: Ticket) -> int:
-        limits = self._classes[ticket.priority]
-        longest = limits.max_wait_ns
-        slo = limits.slo
-        if self._parameters.scheduling.deadline_drop and slo is not None and slo.ttft_ns is not None:
-            longest = min(longest, round(DEADLINE_DROP_PART * slo.ttft_ns))
-        if ticket.ask.client_timeout_ns is not None:
-            longest = min(longest, ticket.ask.client_timeout_ns)
-        return longest
-
-    def _too_long_a_wait(self, ticket: Ticket, wait_limit: int, now: int) -> Refusal | None:
-        priority = ticket.priority
-        wait = self.buckets.predicted_wait_ns(
-            priority, ticket.cost, self.throttled[priority].total_cost, self._on_own_share(ticket, now)
-        )
-        head = self.throttled[priority].peek()
-        if head is not None and self._on_own_share(head, now):  # it waits for less than all that flows in
-            wait = max(wait, self.buckets.predicted_wait_ns(priority, head.cost, 0, own_share=True))
-        if wait <= min(wait_limit, self._classes[priority].max_throttle_ns):
-            return None
-        rate = self.buckets.rates[priority] / MILLITOKENS
-        if wait >= NEVER:
-            return Refusal(Outcome.REJECTED_RATE, f"the {priority.name} token bucket lets nothing pass", None)
-        detail = (
-            f"the {priority.name} token bucket ({rate:g} tokens/s) could pay this request "
-            f"in about {to_seconds(wait):.3g} s"
-        )
-        return Refusal(Outcome.REJECTED_RATE, detail, wait)
-
-    def _on_own_share(self, ticket: Ticket, now: int) -> bool:
+    def on_own_share(self, ticket: Ticket, now: int) -> bool:
         """Long prompts below P0 are not paid with lent tokens while a higher class is active."""
         return ticket.is_long and self.buckets.limited(ticket.priority, now)
-
-    def _make_room(self, arrival: Ticket, now: int) -> None:
-        """Bring the class back within its bounds: the tenant with the largest throttled cost loses its
-        newest request; where nobody is throttled, or nothing would make the arrival fit, the arrival
-        itself."""
-        priority = arrival.priority
-        limits = self._classes[priority]
-        line = self.throttled[priority]
-        never_fits = limits.max_queued_requests == 0 or _above(
-            arrival.ask.body_bytes, limits.max_queued_bytes
-        )
-        while _above(self.depth(priority), limits.max_queued_requests) or _above(
-            self.queued_bytes[priority], limits.max_queued_bytes
-        ):
-            heaviest = line.heaviest_tenant()
-            victim = arrival
-            if heaviest is not None and heaviest[0] != arrival.tenant and not never_fits:
-                victim = line.newest_of(heaviest[0])
-            detail = f"the {priority.name} queue is full ({self.depth(priority) - 1} waiting)"
-            self._end_waiting(victim, self._come_back(Outcome.REJECTED_QUEUE_FULL, victim, detail), now)
-            if victim is arrival:
-                return
-            self._proceed(now)
-
-    def _come_back(self, outcome: Outcome, ticket: Ticket, detail: str) -> Refusal:
-        """A refusal with the queue's drain estimate as advice."""
-        wait = self._drain[ticket.priority].time_for(self.depth(ticket.priority), self._now)
-        return Refusal(outcome, detail, wait)
 
     # ------------------------------------------------------------------ paying and dispatching
 
     def _pay(self, ticket: Ticket, now: int) -> None:
-        ticket.on_own_share = self._on_own_share(ticket, now)
+        ticket.on_own_share = self.on_own_share(ticket, now)
         ticket.own_units = self.buckets.take(ticket.priority, ticket.cost, ticket.on_own_share)
         ticket.charged = ticket.cost
         ticket.paid_at = now
         ticket.stage = Stage.READY
-        self.scheduler.ready[ticket.priority].push(ticket)
-        self._long_ready += ticket.is_long
+        ready = self.scheduler.ready[ticket.priority]
+        if not ready.length:
+            self.backlogs[ticket.priority].begins()
+        ready.push(ticket, first=ticket.requeued)
         self._nobody_can_go = False
 
     def _pay_throttled(self, now: int) -> None:
         for priority, line in zip(PRIORITIES, self.throttled, strict=True):
             while (head := line.peek() if len(line) else None) is not None:
-                if not self.buckets.affords(priority, head.cost, self._on_own_share(head, now)):
+                if not self.buckets.affords(priority, head.cost, self.on_own_share(head, now)):
                     break
                 line.pop()
                 self._pay(head, now)
 
     def _dispatch(self, now: int) -> None:
-        if self._nobody_can_go and not self._long_ready:  # only long prompts can go by mere passing of time
+        if self._nobody_can_go and now < self._next_change:
             return
         while self.scheduler.anybody_ready and not all(slots.full for slots in self.slots):
             limited = self.buckets.limits(now)
@@ -232,16 +199,37 @@ class Pool:
             self.scheduler.dispatched(choice, limited, now)
             ticket = choice.ticket
             self._no_longer_waiting(ticket)
-            self._long_ready -= ticket.is_long
             ticket.promoted = choice.promoted
-            ticket.stage = Stage.DISPATCHED
-            choice.upstream.lease(ticket, now)
             self._drain[ticket.priority].count(now)
-            if not ticket.ask.streaming:
-                assumed = now + choice.upstream.prefill.predict_ns(ticket.input_tokens)
-                heappush(self._assumed_first_tokens, (assumed, ticket.seq, ticket))
-            self._decide(ticket)
+            self.backlogs[ticket.priority].dispatched(now)
+            self._send(ticket, choice.upstream, now)
         self._nobody_can_go = True
+        self._next_change = min(slots.next_change(now) for slots in self.slots)
+        self._next_change = min(self._next_change, self.buckets.next_activity_end(now))
+
+    def _send(self, ticket: Ticket, upstream: UpstreamSlots, now: int) -> None:
+        ticket.stage = Stage.DISPATCHED
+        upstream.lease(ticket, now)
+        if not ticket.ask.streaming:
+            ticket.assumed_at = now + upstream.prefill.predict_ns(ticket.input_tokens)
+            heappush(self._assumed_first_tokens, (ticket.assumed_at, ticket.seq, ticket))
+        self._decide(ticket)
+
+    def _let_through(self, ticket: Ticket, wait_limit: int, now: int) -> None:
+        """Observe: decide as if it counted, then send it whatever the decision. Who would have to wait is
+        charged at once, who would be refused is not."""
+        priority = ticket.priority
+        own_share = self.on_own_share(ticket, now)
+        upstreams = [u for u in ticket.route.upstreams if u.healthy] or list(ticket.route.upstreams)
+        if ticket.would_be is None:
+            ticket.would_be = self._refusals.would_be(ticket, wait_limit, now)
+        if ticket.would_be is None:
+            ticket.on_own_share = own_share
+            ticket.own_units = self.buckets.take(priority, ticket.cost, own_share)
+            ticket.charged = ticket.cost
+        else:
+            ticket.exempt = True
+        self._send(ticket, min(upstreams, key=lambda upstream: upstream.in_flight_tokens), now)
 
     def _proceed(self, now: int) -> None:
         self._pay_throttled(now)
@@ -268,7 +256,7 @@ class Pool:
         """End a request that was not dispatched. It is taken out before anything else happens at this
         instant, so that it cannot be dispatched while it leaves."""
         self.buckets.advance(now)
-        if ticket.stage in (Stage.THROTTLED, Stage.READY):
+        if ticket.stage in _WAITING:
             self._end_waiting(ticket, refusal, now)
         self.advance(now)
 
@@ -282,23 +270,50 @@ class Pool:
     def finish(self, ticket: Ticket, actual_cost: int, now: int) -> None:
         """End a dispatched request: settle, free its place, let the next ones go."""
         self._catch_up(now)
-        charged = ticket.charged
-        ticket.charged = self.buckets.settle(
-            ticket.priority, charged, actual_cost, ticket.on_own_share, ticket.own_units
-        )
-        difference = actual_cost - charged
-        self.throttled[ticket.priority].counters.correct(ticket.tenant, difference)
-        self.scheduler.ready[ticket.priority].counters.correct(ticket.tenant, difference)
+        if not ticket.exempt:
+            self._settle(ticket, actual_cost)
         ticket.upstream.release(ticket)
         self._nobody_can_go = False
         self._leave(ticket, now)
         self._settle_down(now)
 
+    def requeue(self, ticket: Ticket, now: int) -> None:
+        """The engine had no room for a dispatched request and ran nothing of it: it gives back place and
+        tokens and waits again, before the others of its tenant, until the deadline it had."""
+        self._catch_up(now)
+        upstream: UpstreamSlots = ticket.upstream
+        if not ticket.exempt:
+            self._settle(ticket, 0)
+        upstream.release(ticket)
+        upstream.pause(now)
+        ticket.upstream = ticket.dispatched_at = ticket.paid_at = None
+        ticket.assumed_at = NEVER
+        ticket.promoted = False
+        ticket.requeued = True
+        ticket.stage = Stage.THROTTLED
+        self._nobody_can_go = False
+        self._hold(ticket)
+        ticket.route.waiting.move_to_end(ticket.seq, last=False)
+        if self.buckets.affords(ticket.priority, ticket.cost, self.on_own_share(ticket, now)):
+            self.throttled[ticket.priority].pass_through(ticket)
+            self._pay(ticket, now)
+        else:
+            self.throttled[ticket.priority].push(ticket, first=True)
+        self._settle_down(now)
+
+    def _settle(self, ticket: Ticket, actual_cost: int) -> None:
+        """Replace what was charged by what was used, in the bucket and in the tenant's service."""
+        difference = actual_cost - ticket.charged
+        ticket.charged = self.buckets.settle(
+            ticket.priority, ticket.charged, actual_cost, ticket.on_own_share, ticket.own_units
+        )
+        self.throttled[ticket.priority].counters.correct(ticket.tenant, difference)
+        self.scheduler.ready[ticket.priority].counters.correct(ticket.tenant, difference)
+
     def _end_waiting(self, ticket: Ticket, refusal: Refusal, now: int) -> None:
         """Refuse a request that holds no lease, and give back all it took."""
         if ticket.stage is Stage.READY:
             self.scheduler.ready[ticket.priority].remove(ticket)
-            self._long_ready -= ticket.is_long
             self._nobody_can_go = False  # another is the head now
             self.buckets.settle(ticket.priority, ticket.charged, 0, ticket.on_own_share, ticket.own_units)
             self.throttled[ticket.priority].counters.correct(ticket.tenant, -ticket.charged)
@@ -316,14 +331,15 @@ class Pool:
         del ticket.route.waiting[ticket.seq]
         booked = len(self._expiries)
         if booked > 64 and booked > 2 * sum(self.depth(p) for p in PRIORITIES) + 64:
-            self._expiries = [e for e in self._expiries if e[2].stage in (Stage.THROTTLED, Stage.READY)]
+            self._expiries = [e for e in self._expiries if e[2].stage in _WAITING]
             heapify(self._expiries)
 
     def _leave(self, ticket: Ticket, now: int) -> None:
         ticket.stage = Stage.ENDED
         self._requests[ticket.priority] -= 1
         if not self._requests[ticket.priority]:
-            self.buckets.active_until[ticket.priority] = now + ACTIVITY_TAIL_NS
+            self.buckets.active_until[ticket.priority] = until = now + ACTIVITY_TAIL_NS
+            self._next_change = min(self._next_change, until)
 
     # ------------------------------------------------------------------ time
 
@@ -340,8 +356,8 @@ class Pool:
         self._now = max(self._now, now)
         assumed = self._assumed_first_tokens
         while assumed and assumed[0][0] <= now:
-            ticket = heappop(assumed)[2]
-            if ticket.stage is Stage.DISPATCHED:
+            at, _, ticket = heappop(assumed)
+            if ticket.stage is Stage.DISPATCHED and ticket.assumed_at == at:
                 ticket.upstream.prefilled(ticket)
                 self._nobody_can_go = False
         self._proceed(now)
@@ -355,30 +371,23 @@ class Pool:
         expiries = self._expiries
         while expiries and expiries[0][0] <= until:
             ticket = heappop(expiries)[2]
-            if ticket.stage in (Stage.THROTTLED, Stage.READY):
+            if ticket.stage in _WAITING:
                 over.append(ticket)
         for ticket in over:
-            self._end_waiting(ticket, self._waited_too_long(ticket), now)
+            self._end_waiting(ticket, self._refusals.waited_too_long(ticket, now), now)
         for route in self._routes.values():
             while (ticket_and_time := self._first_without_upstream(route)) and ticket_and_time[1] <= until:
-                over.append(ticket_and_time[0])
-                self._end_waiting(ticket_and_time[0], self._waited_too_long(ticket_and_time[0]), now)
+                ticket = ticket_and_time[0]
+                over.append(ticket)
+                self._end_waiting(ticket, self._refusals.waited_too_long(ticket, now), now)
         return bool(over)
-
-    def _waited_too_long(self, ticket: Ticket) -> Refusal:
-        waited = f"after {to_seconds(self._now - ticket.arrived_at):.3g} s"
-        if not ticket.route.healthy:
-            return Refusal(Outcome.REJECTED_NO_UPSTREAM, f"no engine that serves this model is up, {waited}")
-        name = ticket.priority.name
-        what = "no tokens of its class" if ticket.stage is Stage.THROTTLED else "no place at an engine"
-        return self._come_back(Outcome.QUEUE_TIMEOUT, ticket, f"{name} request got {what} {waited}")
 
     def _first_without_upstream(self, route: Route) -> tuple[Ticket, int] | None:
         """Who of those waiting for upstreams that are all down gives up first, and when."""
         if route.down_since is None or not route.waiting:
             return None
         oldest = next(iter(route.waiting.values()))
-        return oldest, max(oldest.arrived_at, route.down_since) + self._parameters.no_upstream_ns
+        return oldest, max(oldest.arrived_at, route.down_since) + self._no_upstream_ns
 
     def next_deadline(self, now: int) -> int:
         """When `advance` should be called next if nothing else happens; NEVER if it need not be.
@@ -390,14 +399,14 @@ class Pool:
         if self._assumed_first_tokens:
             times.append(self._assumed_first_tokens[0][0])
         waiting = False
-        while self._expiries and self._expiries[0][2].stage not in (Stage.THROTTLED, Stage.READY):
+        while self._expiries and self._expiries[0][2].stage not in _WAITING:
             heappop(self._expiries)
         if self._expiries:
             waiting = True
             times.append(self._expiries[0][0])
         if waiting:
             times.append(self.buckets.next_activity_end(seen_to))
-            times.extend(s.next_long_at for s in self.slots if s.next_long_at > seen_to)
+            times.extend(slots.next_change(seen_to) for slots in self.slots)
             times.extend(at[1] for r in self._routes.values() if (at := self._first_without_upstream(r)))
             times.extend(self._paying_times(seen_to, min(times)))
         return max(min(times), now + 1) if min(times) < NEVER else NEVER
@@ -407,7 +416,7 @@ class Pool:
         for priority in PRIORITIES:
             head = self.throttled[priority].peek()
             if head is not None:
-                own = self._on_own_share(head, now)
+                own = self.on_own_share(head, now)
                 times.append(self.buckets.time_until(priority, head.cost, own, max(before - now, 1) + 1))
         return times
 
@@ -417,26 +426,16 @@ class Pool:
         """Requests of the class that wait, for tokens or for a place."""
         return len(self.throttled[priority]) + self.scheduler.ready[priority].length
 
-    def standing(self, priority: Priority) -> Standing:
-        level, burst = self.buckets.levels[priority], self.buckets.bursts[priority]
-        rate, depth = self.buckets.rates[priority], self.depth(priority)
-        limit = self._classes[priority].max_queued_requests
-        return Standing(
-            limit_tokens=burst // UNITS_PER_TOKEN,
-            remaining_tokens=max(level, 0) // UNITS_PER_TOKEN,
-            full_after_ns=-(-(burst - level) // rate) if rate else 0,
-            limit_requests=limit,
-            remaining_requests=None if limit is None else max(limit - depth, 0),
-            drained_after_ns=(self._drain[priority].time_for(depth, self._now) or 0) if depth else 0,
-        )
+    def queue_limit(self, priority: Priority) -> int | None:
+        return self.classes[priority].max_queued_requests
+
+    def drained_after_ns(self, priority: Priority) -> int | None:
+        """When the class's queue will have emptied; None if nothing has moved lately."""
+        return self._drain[priority].time_for(self.depth(priority), self._now)
 
 
 def serves(upstream: UpstreamParameters, model: str) -> bool:
     return model in upstream.models or "*" in upstream.models
-
-
-def _above(value: int, limit: int | None) -> bool:
-    return limit is not None and value > limit
 
 
 def _bucket_rules(parameters: PolicyParameters) -> BucketRules:

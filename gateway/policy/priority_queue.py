@@ -81,21 +81,19 @@ class FairQueue:
     """Tickets that wait, in the order of the least served tenant.
 
     With `sticky_head` a ticket once seen at the head stays there until it is taken or removed: later
-    arrivals of a less served tenant do not push it back while it waits for its tokens. Only a queue that is
-    `weighed` knows its total cost and its heaviest tenant.
+    arrivals of a less served tenant do not push it back while it waits for its tokens.
     """
 
-    def __init__(self, counters: ServiceCounters, sticky_head: bool = False, weighed: bool = True) -> None:
+    def __init__(self, counters: ServiceCounters, sticky_head: bool = False) -> None:
         self.counters = counters
         counters.attach(self)
         self._sticky = sticky_head
-        self._weighed = weighed
         self._head: Ticket | None = None
         self._by_tenant: dict[str, OrderedDict[int, Ticket]] = {}
         self._places: dict[str, tuple[int, int, str]] = {}  # the entry of `_order` that is in force
         self._order: list[tuple[int, int, str]] = []  # (counter, seq of the tenant's first, tenant)
         self._costs: dict[str, int] = {}
-        self._heaviest: list[tuple[int, str]] = []  # (−cost, tenant), some out of date
+        self._heaviest: list[tuple[int, str]] | None = None  # (−cost, tenant), some out of date
         self.total_cost = 0
         self._length = 0
 
@@ -106,7 +104,8 @@ class FairQueue:
         for tickets in list(self._by_tenant.values()):
             yield from list(tickets.values())
 
-    def push(self, ticket: Ticket) -> None:
+    def push(self, ticket: Ticket, first: bool = False) -> None:
+        """Add a ticket behind those of its tenant, or before them."""
         tenant = ticket.tenant
         tickets = self._by_tenant.get(tenant)
         if tickets is None:
@@ -116,7 +115,9 @@ class FairQueue:
         tickets[ticket.seq] = ticket
         self._length += 1
         self._add_cost(tenant, ticket.cost)
-        if len(tickets) == 1:
+        if first:
+            tickets.move_to_end(ticket.seq, last=False)
+        if first or len(tickets) == 1:
             self.place(tenant)
 
     def pass_through(self, ticket: Ticket) -> None:
@@ -191,9 +192,25 @@ class FairQueue:
             self._order = list(self._places.values())
             heapify(self._order)
 
+    @property
+    def tenants(self) -> int:
+        """How many tenants wait."""
+        return len(self._by_tenant)
+
+    def waiting_of(self, tenant: str) -> int:
+        """How many requests of the tenant wait."""
+        return len(self._by_tenant.get(tenant, ()))
+
+    def cost_of(self, tenant: str) -> int:
+        """What waits of the tenant, in millitokens."""
+        return self._costs.get(tenant, 0)
+
     def heaviest_tenant(self) -> tuple[str, int] | None:
         """The tenant with the largest waiting cost, and that cost in millitokens."""
         heap = self._heaviest
+        if heap is None:  # nobody has asked since the queue was last empty: only now is it kept
+            heap = self._heaviest = [(-cost, tenant) for tenant, cost in self._costs.items()]
+            heapify(heap)
         while heap:
             cost, tenant = -heap[0][0], heap[0][1]
             if self._costs.get(tenant) == cost:
@@ -206,11 +223,9 @@ class FairQueue:
         return tickets[next(reversed(tickets))]
 
     def _add_cost(self, tenant: str, cost: int) -> None:
-        if not self._weighed:
-            return
         self.total_cost += cost
         self._costs[tenant] += cost
-        heappush(self._heaviest, (-self._costs[tenant], tenant))
-        if len(self._heaviest) > 2 * len(self._costs) + 64:
-            self._heaviest = [(-cost, tenant) for tenant, cost in self._costs.items()]
-            heapify(self._heaviest)
+        if self._heaviest is not None:
+            heappush(self._heaviest, (-self._costs[tenant], tenant))
+            if not self._length or len(self._heaviest) > 2 * len(self._costs) + 64:
+                self._heaviest = None

@@ -87,10 +87,12 @@ class Ticket:
     __slots__ = (
         "arrived_at",
         "ask",
+        "assumed_at",
         "charged",
         "cost",
         "deadline",
         "dispatched_at",
+        "exempt",
         "first_token_at",
         "had_engine_alone",
         "input_tokens",
@@ -105,13 +107,19 @@ class Ticket:
         "priority",
         "promoted",
         "refusal",
+        "requeued",
         "route",
+        "seen",
         "seq",
         "stage",
         "tenant",
+        "tenant_charged",
+        "tenant_requests_charged",
+        "tenant_reserved",
         "total_tokens",
         "upstream",
         "waiter",
+        "would_be",
     )
 
     def __init__(self, seq: int, ask: Ask, arrived_at: int) -> None:
@@ -127,6 +135,11 @@ class Ticket:
         self.charged = 0  # millitokens taken from the class bucket and not given back
         self.on_own_share = False  # charged to the class's own share alone
         self.own_units = 0  # what the charge took from the class's own level
+        self.tenant_reserved = False  # the tenant's limits hold a charge and a place of its key
+        self.tenant_charged = 0  # millitokens
+        self.tenant_requests_charged = 0  # thousandths of a request
+        self.exempt = False  # never charged: its refusal was only observed
+        self.would_be: Outcome | None = None  # the refusal that was only observed
         self.is_long = False
         self.stage = Stage.THROTTLED
         self.deadline = NEVER  # to be dispatched by then
@@ -135,7 +148,10 @@ class Ticket:
         self.first_token_at: int | None = None
         self.had_engine_alone = False  # when dispatched, hardly any other prompt was being worked on
         self.prefilling = False  # dispatched, first token not yet seen
+        self.assumed_at = NEVER  # when its first token counts as seen, for an answer that is not streamed
         self.promoted = False
+        self.requeued = False  # an engine sent it back for want of room
+        self.seen: Any = None  # events.Seen, if somebody wants details
         self.refusal: Refusal | None = None
         self.outcome: Outcome | None = None
         self.route: Any = None  # pool.Route

@@ -49,11 +49,11 @@ class ReadyClass:
         self._lines: dict[Route, FairQueue] = {}
         self.length = 0
 
-    def push(self, ticket: Ticket) -> None:
+    def push(self, ticket: Ticket, first: bool = False) -> None:
         line = self._lines.get(ticket.route)
         if line is None:
-            line = self._lines[ticket.route] = FairQueue(self.counters, weighed=False)
-        line.push(ticket)
+            line = self._lines[ticket.route] = FairQueue(self.counters)
+        line.push(ticket, first)
         self.length += 1
 
     def pop(self, ticket: Ticket) -> None:
@@ -73,6 +73,24 @@ class ReadyClass:
             heads.sort(key=lambda t: (self.counters.of(t.tenant), t.seq))
         return heads
 
+    def line(self, route: Route) -> FairQueue:
+        return self._lines[route]
+
+    def cost_of(self, tenant: str) -> int:
+        """What waits of the tenant in all lines, in millitokens."""
+        return sum(line.cost_of(tenant) for line in self._lines.values())
+
+    def heavy_tenants(self) -> Iterator[str]:
+        """The tenant with the largest waiting cost of each line."""
+        for line in self._lines.values():
+            heaviest = line.heaviest_tenant()
+            if heaviest is not None:
+                yield heaviest[0]
+
+    def newest_of(self, tenant: str) -> Ticket | None:
+        newest = [line.newest_of(tenant) for line in self._lines.values() if line.waiting_of(tenant)]
+        return max(newest, key=lambda ticket: ticket.seq, default=None)
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:
@@ -88,9 +106,16 @@ class Scheduler:
         skip_limit: Mapping[Priority, int],
     ) -> None:
         self.ready = [ReadyClass() for _ in PRIORITIES]
+        self.skipped: dict[Priority, int] = {}
+        self.reconfigure(classes, skip_limit)
+
+    def reconfigure(
+        self, classes: Mapping[Priority, ClassParameters], skip_limit: Mapping[Priority, int]
+    ) -> None:
+        """Other settings; the counts stay."""
         self._holdback = [classes[p].holdback for p in PRIORITIES]
         self._skip_limit = skip_limit
-        self.skipped = dict.fromkeys(skip_limit, 0)
+        self.skipped = {p: self.skipped.get(p, 0) for p in skip_limit}
 
     @property
     def anybody_ready(self) -> bool:

@@ -59,19 +59,24 @@ class _Window:
 
 class SloMonitor:
     def __init__(self, classes: Mapping[Priority, ClassParameters], window: SloWindow) -> None:
+        self._windows: dict[Priority, _Window] = {}
+        self.reconfigure(classes, window)
+
+    def reconfigure(self, classes: Mapping[Priority, ClassParameters], window: SloWindow) -> None:
+        """Other promises: what was judged by the old ones stays so."""
         self._targets = {p: c.slo for p, c in classes.items() if c.slo is not None}
         self._limits = window
-        self._windows = {p: _Window() for p in self._targets}
+        self._windows = {p: self._windows.get(p) or _Window() for p in self._targets}
 
     def record(self, event: RequestEnded) -> None:
         targets = self._targets.get(event.priority)
-        if targets is None or event.outcome in CALLERS_OWN:
+        if targets is None or event.outcome in CALLERS_OWN or event.by_tenant_limit:
             return
         sample = _judge(event, targets)
         if sample is not None:
             window = self._windows[event.priority]
             window.add(sample)
-            if len(window.samples) > self._limits.window_requests:
+            while len(window.samples) > self._limits.window_requests:
                 window.drop_oldest()
 
     def attainment(self, priority: Priority, slo: str, view: str, of: str, now: int) -> float | None:

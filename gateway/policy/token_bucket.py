@@ -85,6 +85,12 @@ class TokenBuckets:
         self.levels = [min(level, burst) for level, burst in zip(self.levels, self.bursts, strict=True)]
         self.own_levels = [min(own, level) for own, level in zip(self.own_levels, self.levels, strict=True)]
 
+    def reconfigure(self, rules: BucketRules, rates: Sequence[int], now: int) -> None:
+        """Other rules and rates from now on; levels stay, cut to the new bursts."""
+        self.advance(now)
+        self._rules = rules
+        self.set_rates(rates, now)
+
     def _install(self, rates: Sequence[int]) -> None:
         rules = self._rules
         self.rates = list(rates)

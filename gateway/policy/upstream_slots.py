@@ -8,10 +8,14 @@ duty, and the pending prefill, so that waiting happens here in order and not ins
 from enum import Enum
 from math import ceil
 
-from gateway.policy.clock import NEVER
+from gateway.policy.clock import NANOSECONDS_PER_SECOND, NEVER
+from gateway.policy.engine_load import EngineLoad, LoadGate
 from gateway.policy.parameters import SchedulingParameters, UpstreamParameters
 from gateway.policy.prefill_model import PrefillModel
 from gateway.policy.request import Priority, Ticket
+
+QUEUE_FULL_PAUSE_NS = NANOSECONDS_PER_SECOND // 4
+"""After an engine sent a request back: so long, or until a request there ends, nothing more is sent."""
 
 
 class Admits(Enum):
@@ -22,6 +26,8 @@ class Admits(Enum):
     """The engine still works on prompts sent before."""
     LANE_TAKEN = "lane taken"
     """A long prompt must wait for another one, or for its turn."""
+    ENGINE_BUSY = "engine busy"
+    """The engine's own load keeps the class out, or it has just sent a request back."""
     DOWN = "down"
 
 
@@ -36,10 +42,14 @@ class UpstreamSlots:
         self.in_flight = [0, 0, 0]  # per class
         self.in_flight_total = 0
         self.in_flight_tokens = 0
+        self.prefills = 0  # requests without a first token
         self.pending_prefill_tokens = 0
         self.long_prefills = 0  # below P0
         self.next_long_at = 0  # the duty rule's next turn
         self.prefill = PrefillModel(parameters.tokens_per_second)
+        self.load = LoadGate(parameters)
+        self.paused_until = 0
+        self._kv_tokens: int | None = None
 
     # ------------------------------------------------------------------ may it go?
 
@@ -51,6 +61,10 @@ class UpstreamSlots:
         if not self.healthy:
             return Admits.DOWN
         below_p0 = ticket.priority is not Priority.P0
+        if now < self.paused_until or (
+            below_p0 and self.load.closes(ticket.priority, self.prefills, self.in_flight_tokens, now)
+        ):
+            return Admits.ENGINE_BUSY
         if below_p0 and ticket.is_long and not self._lane_free(limited, now):
             return Admits.LANE_TAKEN
         if not self._has_room(ticket, 1.0 if lifted else holdback):
@@ -65,6 +79,12 @@ class UpstreamSlots:
         return not self.healthy or (
             self.max_in_flight is not None and self.in_flight_total >= self.max_in_flight
         )
+
+    def next_change(self, now: int) -> int:
+        """When time alone may let somebody in: the long prompts' next turn, the end of a pause, a page
+        growing stale. NEVER if it will not."""
+        times = (self.next_long_at, self.paused_until, self.load.stale_at)
+        return min((at for at in times if at > now), default=NEVER)
 
     def _lane_free(self, limited: bool, now: int) -> bool:
         if self.long_prefills >= self._scheduling.long_prompt_lane:
@@ -99,6 +119,7 @@ class UpstreamSlots:
         alone = self.pending_prefill_tokens <= ticket.input_tokens
         ticket.prefilling = True
         ticket.had_engine_alone = alone
+        self.prefills += 1
         self.pending_prefill_tokens += ticket.input_tokens
         if ticket.is_long and ticket.priority is not Priority.P0:
             self.long_prefills += 1
@@ -111,15 +132,41 @@ class UpstreamSlots:
         if not ticket.prefilling:
             return
         ticket.prefilling = False
+        self.prefills -= 1
         self.pending_prefill_tokens -= ticket.input_tokens
         if ticket.is_long and ticket.priority is not Priority.P0:
             self.long_prefills -= 1
 
     def release(self, ticket: Ticket) -> None:
         self.prefilled(ticket)
+        self.paused_until = 0
         self.in_flight[ticket.priority] -= 1
         self.in_flight_total -= 1
         self.in_flight_tokens -= ticket.total_tokens
+
+    # ------------------------------------------------------------------ what the engine says
+
+    def told(self, load: EngineLoad, now: int) -> None:
+        """Its metrics page. The KV size is the limit in tokens where none is configured."""
+        self.load.told(load, self.prefills, self.in_flight_tokens, now)
+        self._kv_tokens = load.kv_tokens or self._kv_tokens
+        self._limit_by_kv()
+
+    def pause(self, now: int) -> None:
+        """It had no room for a request."""
+        self.paused_until = now + QUEUE_FULL_PAUSE_NS
+
+    def reconfigure(self, parameters: UpstreamParameters, scheduling: SchedulingParameters) -> None:
+        self.parameters = parameters
+        self._scheduling = scheduling
+        self.max_in_flight = parameters.max_in_flight
+        self.max_in_flight_tokens = parameters.max_in_flight_tokens
+        self.load.reconfigure(parameters)
+        self._limit_by_kv()
+
+    def _limit_by_kv(self) -> None:
+        if self.parameters.max_in_flight_tokens is None:
+            self.max_in_flight_tokens = self._kv_tokens
 
     @property
     def tokens_per_second(self) -> float:

@@ -9,7 +9,9 @@ from collections.abc import Callable
 
 from gateway.policy.admission import NOTHING_DELIVERED, Admission, Delivered
 from gateway.policy.clock import NANOSECONDS_PER_SECOND, NEVER, Clock
+from gateway.policy.engine_load import EngineLoad
 from gateway.policy.outcome import Outcome
+from gateway.policy.parameters import PolicyParameters
 from gateway.policy.request import Ask, Refusal, Stage, Ticket
 
 OnDecision = Callable[[Ticket], None]
@@ -79,12 +81,19 @@ class AdmissionGate:
     async def acquire(self, ask: Ask) -> Permit:
         """Wait for a place. Raises Refused; if the waiting task is cancelled nothing stays taken."""
         decided: asyncio.Future[None] = self._loop.create_future()
+        ticket = self.submit(ask, _resolving(decided))
+        return await self._decision(ticket, decided)
 
-        def on_decision(_: Ticket) -> None:
-            if not decided.done():
-                decided.set_result(None)
+    async def requeue(self, permit: Permit) -> Permit:
+        """The engine had no room for it: wait for another place. Raises Refused; see `acquire`."""
+        decided: asyncio.Future[None] = self._loop.create_future()
+        ticket = permit.ticket
+        ticket.waiter = _resolving(decided)
+        self.admission.requeue(ticket)
+        self._settle()
+        return await self._decision(ticket, decided)
 
-        ticket = self.submit(ask, on_decision)
+    async def _decision(self, ticket: Ticket, decided: asyncio.Future[None]) -> Permit:
         if not decided.done():
             try:
                 await decided
@@ -116,6 +125,15 @@ class AdmissionGate:
 
     def set_upstream_health(self, name: str, healthy: bool) -> None:
         self.admission.set_upstream_health(name, healthy)
+        self._settle()
+
+    def engine_load_told(self, name: str, load: EngineLoad) -> None:
+        self.admission.engine_load_told(name, load)
+        self._settle()
+
+    def reconfigure(self, parameters: PolicyParameters) -> None:
+        """Raises ValueError for other upstreams than before."""
+        self.admission.reconfigure(parameters)
         self._settle()
 
     def advance(self) -> None:
@@ -153,3 +171,11 @@ class AdmissionGate:
         self._timer = None
         self._timer_at = NEVER
         self.advance()
+
+
+def _resolving(decided: asyncio.Future[None]) -> OnDecision:
+    def on_decision(_: Ticket) -> None:
+        if not decided.done():
+            decided.set_result(None)
+
+    return on_decision

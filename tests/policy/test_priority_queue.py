@@ -35,7 +35,7 @@ class Line:
 
 
 def internals(queue: FairQueue) -> int:
-    return len(queue._order) + len(queue._heaviest) + len(queue._places) + len(queue._by_tenant)
+    return len(queue._order) + len(queue._heaviest or ()) + len(queue._places) + len(queue._by_tenant)
 
 
 def test_first_come_first_served_within_a_tenant() -> None:

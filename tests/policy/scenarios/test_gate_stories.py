@@ -2,6 +2,7 @@
 
 import pytest
 
+from gateway.policy.engine_load import EngineLoad
 from tests.support.drivers import DRIVERS, Driver
 from tests.support.policy_settings import P0, P1, P2, policy, upstream
 from tests.support.stories import Story, both, cancel, finish, first_token, nothing, submit, tell
@@ -207,8 +208,8 @@ STORIES = [
             upstream("set", max_in_flight=None, models=("b",), max_in_flight_tokens=50),
         ),
         [
-            (0, lambda d: d.admission.set_in_flight_tokens_limit("told", 30), {}),
-            (0, lambda d: d.admission.set_in_flight_tokens_limit("set", 30), {}),
+            (0, lambda d: d.admission.engine_load_told("told", EngineLoad(kv_tokens=30)), {}),
+            (0, lambda d: d.admission.engine_load_told("set", EngineLoad(kv_tokens=30)), {}),
             (
                 1,
                 both(submit("a0", P1, 20, model="a"), submit("a1", P1, 20, model="a")),

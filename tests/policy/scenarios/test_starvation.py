@@ -18,7 +18,9 @@ def shares(driver: Driver) -> dict[Priority, float]:
 
 @pytest.mark.parametrize(("slots", "length"), [(1, 600.0), (4, 180.0)])
 def test_lower_classes_progress_under_full_load(slots: int, length: float) -> None:
-    """With P0 and P1 saturated P1 gets 0.32 of the places and P2 0.049, and nobody waits past its limit."""
+    """With P0 and P1 saturated P1 gets 0.32 of the places and P2 0.049, and nobody waits past its limit.
+
+    Who is told no has waited its limit out, or came when its place was hopelessly far and was told at once."""
     parameters = policy(upstream(max_in_flight=slots), classes={p: {"wait": w} for p, w in WAITS.items()})
 
     def book(driver: Driver) -> None:
@@ -37,7 +39,7 @@ def test_lower_classes_progress_under_full_load(slots: int, length: float) -> No
         ends = {e.request_id: e.ended_at for e in driver.endings.records}
         for ticket in refused:
             waited = seconds(ends[ticket.ask.request_id] - ticket.arrived_at)
-            assert waited == pytest.approx(WAITS[ticket.priority], abs=1e-6)
+            assert waited == 0 or waited == pytest.approx(WAITS[ticket.priority], abs=1e-6)
         promoted = [t for t in dispatched(driver) if t.promoted]
         assert len(driver.endings.promotions) == len(promoted) > 0
 

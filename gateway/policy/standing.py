@@ -1,0 +1,79 @@
+"""What a class or a tenant has left, for those who ask."""
+
+from dataclasses import dataclass, replace
+
+from gateway.policy.events import Seen, SeenUpstream
+from gateway.policy.pool import Pool
+from gateway.policy.request import PRIORITIES, Priority
+from gateway.policy.tenant_limits import TenantLimits
+from gateway.policy.token_bucket import UNITS_PER_TOKEN
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Tokens in the bucket that binds and requests left to make (None: not limited)."""
+
+    limit_tokens: int
+    remaining_tokens: int
+    full_after_ns: int
+    limit_requests: int | None
+    remaining_requests: int | None
+    requests_after_ns: int
+
+
+def class_standing(pool: Pool, priority: Priority) -> Standing:
+    """The class's bucket, and its waiting places."""
+    buckets = pool.buckets
+    level, burst, rate = buckets.levels[priority], buckets.bursts[priority], buckets.rates[priority]
+    limit, depth = pool.queue_limit(priority), pool.depth(priority)
+    return Standing(
+        limit_tokens=burst // UNITS_PER_TOKEN,
+        remaining_tokens=max(level, 0) // UNITS_PER_TOKEN,
+        full_after_ns=-(-(burst - level) // rate) if rate else 0,
+        limit_requests=limit,
+        remaining_requests=None if limit is None else max(limit - depth, 0),
+        requests_after_ns=(pool.drained_after_ns(priority) or 0) if depth else 0,
+    )
+
+
+def with_tenant(standing: Standing, limits: TenantLimits, tenant: str, now: int) -> Standing:
+    """The tenant's own limits bind before those of the class, where it has any."""
+    tokens, requests = limits.buckets(tenant, now)
+    if tokens is not None:
+        standing = replace(
+            standing,
+            limit_tokens=tokens.per_minute,
+            remaining_tokens=max(tokens.left, 0),
+            full_after_ns=tokens.full_after_ns,
+        )
+    if requests is not None:
+        standing = replace(
+            standing,
+            limit_requests=requests.per_minute,
+            remaining_requests=max(requests.left, 0),
+            requests_after_ns=requests.full_after_ns,
+        )
+    return standing
+
+
+def seen(pool: Pool, now: int) -> Seen:
+    """The pool as a request that arrives now finds it."""
+    buckets = pool.buckets
+    return Seen(
+        bucket_tokens=tuple(level / UNITS_PER_TOKEN for level in buckets.levels),
+        rates_tokens_per_second=tuple(rate / 1000 for rate in buckets.rates),
+        throttled=tuple(len(pool.throttled[p]) for p in PRIORITIES),
+        ready=tuple(pool.scheduler.ready[p].length for p in PRIORITIES),
+        upstreams=tuple(
+            SeenUpstream(
+                name=slots.name,
+                healthy=slots.healthy,
+                in_flight=tuple(slots.in_flight),
+                in_flight_tokens=slots.in_flight_tokens,
+                pending_prefill_tokens=slots.pending_prefill_tokens,
+                waiting=slots.load.waiting(slots.prefills, now),
+                kv_usage=slots.load.kv_usage(slots.in_flight_tokens, now),
+            )
+            for slots in pool.slots
+        ),
+    )
