@@ -42,6 +42,7 @@ def create_operations_app(edge: Edge, registry: CollectorRegistry, token: str | 
 
 def policy_state(edge: Edge) -> dict[str, Any]:
     edge.gate.advance()
+    now = edge.clock.now()
     pools = []
     for pool in edge.admission.pools:
         buckets = pool.buckets
@@ -63,7 +64,10 @@ def policy_state(edge: Edge) -> dict[str, Any]:
                         "in_flight": {p.name: slots.in_flight[p] for p in PRIORITIES},
                         "max_in_flight": slots.max_in_flight,
                         "in_flight_tokens": slots.in_flight_tokens,
+                        "max_in_flight_tokens": slots.max_in_flight_tokens,
                         "pending_prefill_tokens": slots.pending_prefill_tokens,
+                        "engine_waiting": slots.load.waiting(slots.prefills, now),
+                        "engine_kv_usage": slots.load.kv_usage(slots.in_flight_tokens, now),
                     }
                     for slots in pool.slots
                 },

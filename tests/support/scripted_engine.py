@@ -1,7 +1,8 @@
 """An engine whose answers a test writes byte by byte, for a gateway that runs as a process.
 
-It passes its health probes. Every other request is answered by `play`, which a test sets before it sends
-anything; a script that returns leaves the connection open for the next request.
+It passes its health probes, and has no metrics page unless a test gives it one. Every other request is
+answered by `play`, which a test sets before it sends anything; a script that returns leaves the connection
+open for the next request.
 """
 
 import asyncio
@@ -142,6 +143,8 @@ class ScriptedEngine:
         self._upstream = upstream
         self.play: Script = plain()
         self.healthy = True
+        self.metrics_page = answer(status="404 Not Found")
+        """The whole response; empty to let the page be waited for."""
 
     @property
     def url(self) -> str:
@@ -149,8 +152,8 @@ class ScriptedEngine:
 
     @property
     def requests(self) -> list[RecordedRequest]:
-        """What came, but for health probes."""
-        return [request for request in self._upstream.requests if request.target != "/health"]
+        """What came, but for health probes and looks at the metrics page."""
+        return [r for r in self._upstream.requests if r.target not in ("/health", "/metrics")]
 
     @property
     def last(self) -> RecordedRequest:
@@ -160,6 +163,8 @@ class ScriptedEngine:
         while (request := await connection.request()) is not None:
             if request.target == "/health":
                 await connection.send(answer(status="200 OK" if self.healthy else "503 Service Unavailable"))
+            elif request.target == "/metrics":
+                await connection.send(self.metrics_page)
             else:
                 await self.play(connection, request)
             if connection.transport.is_closing():
