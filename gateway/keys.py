@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Final, Self
+from typing import Annotated, Self
 
 from pydantic import AfterValidator, Field, RootModel, ValidationError, model_validator
 
@@ -18,8 +18,6 @@ from gateway.config_reading import (
     shown,
 )
 from gateway.config_values import CLASS_NAMES, ClassName, CountOrNull, Digest, Name, NameList
-
-_NOT_AVAILABLE: Final = ("tokens_per_minute", "requests_per_minute", "max_in_flight", "trusts_subtenant")
 
 
 class KeyEntry(Section):
@@ -47,11 +45,6 @@ class KeyEntry(Section):
             yield Problem(
                 ("default",), f"found {self.default}, expected a class not above the ceiling {self.ceiling}"
             )
-        for name in _NOT_AVAILABLE:
-            value = getattr(self, name)
-            if value is not None and value is not False:
-                says = f"found {shown(value)}, which is not available in this version; expected it left out"
-                yield Problem((name,), says)
 
 
 class _KeyFile(RootModel[tuple[KeyEntry, ...]]):

@@ -1,5 +1,8 @@
 """Checked settings → the policy's own parameters, in its own units."""
 
+from collections.abc import Iterable, Mapping
+
+from gateway.keys import KeyEntry
 from gateway.policy.classification import ClassificationRules
 from gateway.policy.clock import to_nanoseconds
 from gateway.policy.parameters import (
@@ -9,17 +12,24 @@ from gateway.policy.parameters import (
     SchedulingParameters,
     SloTargets,
     SloWindow,
+    TenantParameters,
     UpstreamParameters,
 )
 from gateway.policy.request import PRIORITIES, Priority
 from gateway.settings import ClassSettings, LatencyTargets, Settings, UpstreamSettings
 
 
-def policy_parameters(settings: Settings) -> PolicyParameters:
+def policy_parameters(settings: Settings, keys: Iterable[KeyEntry] = ()) -> PolicyParameters:
     capacity, scheduling = settings.capacity, settings.scheduling
+    keys = tuple(keys)
     return PolicyParameters(
         classes={
-            p: _class(settings.classes[p.name], settings.controller.class_floor[p.name]) for p in PRIORITIES
+            p: _class(
+                settings.classes[p.name],
+                settings.controller.class_floor[p.name],
+                observe=is_observed(settings, p),
+            )
+            for p in PRIORITIES
         },
         upstreams=tuple(_upstream(u, capacity.tokens_per_second) for u in settings.upstreams),
         capacity=CapacityParameters(
@@ -43,7 +53,31 @@ def policy_parameters(settings: Settings) -> PolicyParameters:
         slo=SloWindow(settings.slo.window_requests, to_nanoseconds(settings.slo.window_seconds)),
         law=settings.controller.law_in_force,
         no_upstream_ns=to_nanoseconds(settings.upstream_timeouts.no_upstream_seconds),
+        tenants=_tenants(keys),
+        key_max_in_flight={key.id: key.max_in_flight for key in keys if key.max_in_flight is not None},
     )
+
+
+def is_observed(settings: Settings, priority: Priority) -> bool:
+    """Whether the class only records what would be refused: its own mode stands above the general one."""
+    return (settings.classes[priority.name].mode or settings.mode) == "observe"
+
+
+def _tenants(keys: Iterable[KeyEntry]) -> Mapping[str, TenantParameters]:
+    """The limits of each tenant: of its keys' entries the strictest holds."""
+    limits: dict[str, TenantParameters] = {}
+    for key in keys:
+        so_far = limits.get(key.tenant, TenantParameters())
+        limits[key.tenant] = TenantParameters(
+            tokens_per_minute=_stricter(so_far.tokens_per_minute, key.tokens_per_minute),
+            requests_per_minute=_stricter(so_far.requests_per_minute, key.requests_per_minute),
+        )
+    return {tenant: limit for tenant, limit in limits.items() if limit != TenantParameters()}
+
+
+def _stricter(one: int | None, other: int | None) -> int | None:
+    given = [limit for limit in (one, other) if limit is not None]
+    return min(given, default=None)
 
 
 def classification_rules(settings: Settings) -> ClassificationRules:
@@ -52,11 +86,11 @@ def classification_rules(settings: Settings) -> ClassificationRules:
         service_tier=rules.service_tier,
         routes={path: Priority[name] for path, name in rules.routes.items()},
         default=Priority[rules.default],
-        reject_above_ceiling=rules.on_exceed == "reject",
+        reject_above_ceiling=rules.on_exceed == "reject" and settings.mode == "enforce",
     )
 
 
-def _class(settings: ClassSettings, floor: float) -> ClassParameters:
+def _class(settings: ClassSettings, floor: float, observe: bool) -> ClassParameters:
     return ClassParameters(
         share=settings.share,
         ceiling_share=settings.ceiling_share,
@@ -68,6 +102,7 @@ def _class(settings: ClassSettings, floor: float) -> ClassParameters:
         max_queued_bytes=settings.max_queued_bytes,
         holdback=settings.holdback,
         slo=None if settings.slo is None else _targets(settings.slo),
+        observe=observe,
     )
 
 

@@ -98,22 +98,6 @@ def test_an_empty_list_lets_nobody_in(load: Any) -> None:
         ("- a", 'keys[0]: found "a", expected a mapping of settings'),
         ("- {id: a, id: b}", "line 1: the key id is given twice"),
         (
-            f"- {{id: a, sha256: {A}, tokens_per_minute: 5}}",
-            "keys[0].tokens_per_minute: found 5, which is not available",
-        ),
-        (
-            f"- {{id: a, sha256: {A}, requests_per_minute: 0}}",
-            "keys[0].requests_per_minute: found 0, which is not",
-        ),
-        (
-            f"- {{id: a, sha256: {A}, max_in_flight: 5}}",
-            "keys[0].max_in_flight: found 5, which is not available",
-        ),
-        (
-            f"- {{id: a, sha256: {A}, trusts_subtenant: true}}",
-            "keys[0].trusts_subtenant: found true, which is not",
-        ),
-        (
             f"- {{id: a, sha256: {A}, max_in_flight: -1}}",
             "keys[0].max_in_flight: found -1, expected a whole number",
         ),

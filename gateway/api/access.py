@@ -17,11 +17,13 @@ CHALLENGE: Header = (b"www-authenticate", b"Bearer")
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The tenant behind a request, and what its key may do."""
+    """The tenant behind a request, and what its key may do. `key` is the key's id."""
 
     tenant: str
     entitlement: Entitlement = field(default_factory=Entitlement)
     models: tuple[str, ...] = ("*",)
+    key: str | None = None
+    trusts_subtenant: bool = False
 
     def may_use(self, model: str) -> bool:
         return "*" in self.models or model in self.models
@@ -50,7 +52,7 @@ class Access:
 
 def _caller_of(entry: KeyEntry) -> Caller:
     entitlement = Entitlement(Priority[entry.default], Priority[entry.ceiling])
-    return Caller(entry.tenant, entitlement, tuple(entry.models))
+    return Caller(entry.tenant, entitlement, tuple(entry.models), entry.id, entry.trusts_subtenant)
 
 
 def _presented_key(headers: Sequence[Header]) -> bytes:

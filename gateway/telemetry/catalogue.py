@@ -97,6 +97,12 @@ PROMOTIONS = _define(
     "priority",
     "Requests that went first because their class had been passed over often enough.",
 )
+OBSERVED_REFUSALS = _define(
+    "counter",
+    "observed_refusals_total",
+    "priority outcome",
+    "Requests of classes in observe mode that would have been refused, and with what outcome.",
+)
 CLIENT_RETRIES = _define(
     "counter", "client_retries_total", "", "Requests whose client said that they are a retry."
 )
@@ -131,6 +137,12 @@ CONTROLLER_SEVERITY = _define(
     "gauge", "controller_severity", "", "How near the engines are to breaking a promise; 1 is the limit."
 )
 UPSTREAM_HEALTHY = _define("gauge", "upstream_healthy", "upstream", "1 while the upstream may get requests.")
+UPSTREAM_QUEUE_FULL = _define(
+    "counter",
+    "upstream_queue_full_total",
+    "upstream",
+    "Requests that the upstream sent back because it had no room, and that waited for a place again.",
+)
 UPSTREAM_LOAD_AGE = _define(
     "gauge",
     "upstream_load_age_seconds",

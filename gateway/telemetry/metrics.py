@@ -69,11 +69,11 @@ class Metrics(Observer, Collector):
         self._pairs_max = PAIRS_PER_VALUE * max_label_values
 
         self._families: list[CounterFamily | HistogramFamily] = []
-        self._build_counters()
+        self._build_counters(parameters)
         self._build_histograms(parameters, first_byte_seconds, idle_seconds)
         registry.register(self)
 
-    def _build_counters(self) -> None:
+    def _build_counters(self, parameters: PolicyParameters) -> None:
         self._requests = self._counter(catalogue.REQUESTS)
         self._endings: list[dict[tuple[str, str, str], Count]] = [{} for _ in PRIORITIES]
         for priority in PRIORITIES:
@@ -89,6 +89,12 @@ class Metrics(Observer, Collector):
             for granted in PRIORITIES[claimed:]:
                 self._claims.child(claimed.name, granted.name)
         self._promotions = self._counter(catalogue.PROMOTIONS).children(_CLASS_NAMES)
+        self._observed = self._counter(catalogue.OBSERVED_REFUSALS)
+        for name in _CLASS_NAMES:
+            self._observed.child(name, Outcome.REJECTED_RATE.value)
+        self._queue_full = self._counter(catalogue.UPSTREAM_QUEUE_FULL)
+        for upstream in parameters.upstreams:
+            self._queue_full.child(upstream.name)
         self._retries = self._counter(catalogue.CLIENT_RETRIES).child()
         self._changes = self._counter(catalogue.CONTROLLER_CHANGES)
 
@@ -122,6 +128,8 @@ class Metrics(Observer, Collector):
     def ended(self, event: RequestEnded) -> None:
         priority = event.priority
         self._count_ending(event)
+        if event.would_be is not None:
+            self._observed.child(priority.name, event.would_be.value).value += 1
         if event.queue_wait_ns is not None:
             self._duration[priority].observe(event.ended_at - event.arrived_at)
         wait = queue_wait_ns(event)
@@ -173,6 +181,9 @@ class Metrics(Observer, Collector):
 
     def promoted(self, priority: Priority) -> None:
         self._promotions[priority].value += 1
+
+    def queue_full(self, upstream: str, at: int) -> None:
+        self._queue_full.child(upstream).value += 1
 
     def rates_changed(self, event: RatesChanged) -> None:
         reason = self._reasons.value(event.reason)

@@ -69,7 +69,18 @@ class RequestLog(Observer):
             output_tokens=None if usage is None else usage.output_tokens,
             cost=event.charged / MILLITOKENS,
             promoted=event.promoted,
+            **_seldom(event),
         )
+
+
+def _seldom(event: RequestEnded) -> dict[str, object]:
+    """What few requests have to say is left out of the others' lines."""
+    said: dict[str, object] = {}
+    if event.would_be is not None:
+        said["would_be"] = event.would_be.value
+    if event.requeued:
+        said["requeued"] = True
+    return said
 
 
 def _milliseconds(nanoseconds: int | None) -> float | None:

@@ -21,6 +21,7 @@ LABELS = {
     "tokens_total": {"priority", "direction"},
     "class_claims_total": {"claimed", "granted"},
     "promotions_total": {"priority"},
+    "observed_refusals_total": {"priority", "outcome"},
     "client_retries_total": set(),
     "controller_changes_total": {"law", "direction", "reason"},
     "queue_depth": {"priority"},
@@ -32,6 +33,7 @@ LABELS = {
     "slo_attainment_ratio": {"priority", "slo", "view", "of"},
     "controller_severity": set(),
     "upstream_healthy": {"upstream"},
+    "upstream_queue_full_total": {"upstream"},
     "upstream_load_age_seconds": {"upstream"},
     "build_info": {"version"},
 }
