@@ -38,6 +38,10 @@ seed-scenario: $(INSTALLED_DEV) ## Long prompts beside conversations, with real 
 demo: $(INSTALLED_DEV) ## The same in half a minute of each: what the classes change, in a table
 	@$(VENV_PYTHON) -m tests.benchmarks.seed_scenario --seconds 30 $(ARGS)
 
+.PHONY: long-prompts
+long-prompts: $(INSTALLED_DEV) ## What each long-prompt rule buys, in virtual time; ARGS="--trace FILE --preset seed_32k"
+	@$(VENV_PYTHON) -m tests.benchmarks.long_prompt_rules $(ARGS)
+
 .PHONY: bench
 bench: $(INSTALLED_DEV) ## Requests per second that the policy alone decides
 	@$(VENV_PYTHON) -m tests.benchmarks.policy_speed $(ARGS)

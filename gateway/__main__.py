@@ -1,14 +1,17 @@
 """The command line: `qos-gateway serve` and its small helpers."""
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from gateway import __version__
+from gateway.mock_backend.gpu_model import PRESETS
 
 if TYPE_CHECKING:
+    from gateway.api.tokenizer_files import TokenizerFile
     from gateway.keys import KeyRing
     from gateway.settings import Settings
 
@@ -44,6 +47,7 @@ def serve(config: ConfigOption = None) -> None:
     """
     import uvloop
 
+    from gateway.api.tokenizer_files import load_tokenizers
     from gateway.config_reading import ConfigError
     from gateway.keys import load_keys
     from gateway.settings import load_settings
@@ -51,12 +55,15 @@ def serve(config: ConfigOption = None) -> None:
     try:
         settings = load_settings(config)
         keys = None if settings.keys_file is None else load_keys(settings.keys_file)
+        tokenizers = load_tokenizers(settings.tokenizers, config)
     except ConfigError as error:
         _fail(str(error), EXIT_CONFIG)
-    uvloop.run(_serve(settings, keys))
+    uvloop.run(_serve(settings, keys, tokenizers))
 
 
-async def _serve(settings: "Settings", keys: "KeyRing | None") -> None:
+async def _serve(
+    settings: "Settings", keys: "KeyRing | None", tokenizers: "Mapping[str, TokenizerFile]"
+) -> None:
     """Mock GPUs come up while the rest of the gateway is still being imported, which takes as long."""
     import asyncio
 
@@ -66,13 +73,16 @@ async def _serve(settings: "Settings", keys: "KeyRing | None") -> None:
     await asyncio.sleep(0)
 
     from gateway.api.app import Gateway
+    from gateway.config_reading import ConfigError
     from gateway.server import CannotListen, quiet_uvicorn, serve
     from gateway.telemetry.log_setup import configure_logging
 
     configure_logging(settings.logging.level, settings.logging.format)
     quiet_uvicorn()
     try:
-        await serve(Gateway(settings, keys, mock_gpus=mock_gpus))
+        await serve(Gateway(settings, keys, tokenizers=tokenizers, mock_gpus=mock_gpus))
+    except ConfigError as error:
+        _fail(str(error), EXIT_CONFIG)
     except CannotListen as error:
         _fail(str(error), EXIT_PORT)
     except MockGpuError as error:
@@ -81,11 +91,16 @@ async def _serve(settings: "Settings", keys: "KeyRing | None") -> None:
 
 @cli.command("mock-gpu")
 def mock_gpu(
-    preset: Annotated[str, typer.Option(help="Which GPU and model to imitate.")] = "seed_32k",
+    preset: Annotated[
+        str, typer.Option(help=f"Which GPU and model to imitate: {', '.join(PRESETS)}.")
+    ] = "seed_32k",
     port: Annotated[int, typer.Option(help="0 takes any free port.")] = 8100,
     host: str = "127.0.0.1",
     policy: Annotated[str, typer.Option(help="Queue order of the engine: fcfs or priority.")] = "fcfs",
     max_num_seqs: Annotated[int | None, typer.Option(help="Sequences in a batch.")] = None,
+    max_num_queued_reqs: Annotated[
+        int | None, typer.Option(help="Sequences waiting and running; what comes beyond gets a 503.")
+    ] = None,
 ) -> None:
     """Run a stand-in for vLLM with the timing of a real GPU: OpenAI API, /health, /metrics."""
     from gateway.mock_backend.__main__ import main as run
@@ -93,6 +108,8 @@ def mock_gpu(
     arguments = ["--preset", preset, "--port", str(port), "--host", host, "--policy", policy]
     if max_num_seqs is not None:
         arguments += ["--max-num-seqs", str(max_num_seqs)]
+    if max_num_queued_reqs is not None:
+        arguments += ["--max-num-queued-reqs", str(max_num_queued_reqs)]
     raise typer.Exit(run(arguments))
 
 
@@ -100,7 +117,8 @@ def mock_gpu(
 def check_config(
     config: Annotated[Path, typer.Argument(metavar="FILE", help="YAML settings to check.")],
 ) -> None:
-    """Check a configuration, its keys file and QOS_… variables, and say what is wrong with them."""
+    """Check a configuration, the files it names and QOS_… variables, and say what is wrong with them."""
+    from gateway.api.tokenizer_files import load_tokenizers
     from gateway.config_reading import ConfigError
     from gateway.keys import load_keys
     from gateway.settings import load_settings
@@ -108,6 +126,7 @@ def check_config(
     try:
         settings = load_settings(config)
         keys = None if settings.keys_file is None else load_keys(settings.keys_file)
+        load_tokenizers(settings.tokenizers, config)
     except ConfigError as error:
         _fail(str(error), EXIT_CONFIG)
     engines = ", ".join(f"{upstream.name} ({upstream.url})" for upstream in settings.upstreams)

@@ -53,7 +53,6 @@ from gateway.config_values import (
 )
 
 AVAILABLE_LAWS: Final = ("static",)
-AVAILABLE_MODES: Final = ("enforce",)
 AVAILABLE_STATES: Final = ("memory",)
 
 SHARE_SUM_TOLERANCE: Final = 1e-6
@@ -178,8 +177,6 @@ class ClassSettings(Section):
         if self.ceiling_share < self.share:
             expected = f"a fraction not below the class's share of {self.share:g}"
             yield Problem(("ceiling_share",), f"found {self.ceiling_share:g}, expected {expected}")
-        if self.mode is not None and self.mode not in AVAILABLE_MODES:
-            yield _not_available("mode", self.mode, ("null", *AVAILABLE_MODES))
 
 
 _CLASS_DEFAULTS: Final[dict[ClassName, dict[str, Any]]] = {
@@ -354,6 +351,8 @@ class Settings(BaseSettings):
     mode: Mode = "enforce"
     state: Name = "memory"
     decision_log: Path | None = None
+    decision_log_max_bytes: PositiveCount = 104_857_600
+    decision_log_files: PositiveCount = 5
     upstreams: tuple[UpstreamSettings, ...] = (UpstreamSettings(name="gpu0", url="mock://seed_32k"),)
     upstream_timeouts: UpstreamTimeouts = UpstreamTimeouts()
     upstream_retry_budget: Fraction = 0.1
@@ -389,16 +388,8 @@ class Settings(BaseSettings):
         return self
 
     def _missing_features(self) -> Iterator[Problem]:
-        if self.mode not in AVAILABLE_MODES:
-            yield _not_available("mode", self.mode, AVAILABLE_MODES)
         if self.state not in AVAILABLE_STATES:
             yield _not_available("state", self.state, AVAILABLE_STATES)
-        if self.decision_log is not None:
-            yield _not_available("decision_log", str(self.decision_log))
-        if self.paths is not None:
-            yield _not_available("paths", list(self.paths))
-        if self.tokenizers:
-            yield _not_available("tokenizers", self.tokenizers, ("{}",))
 
     def _upstream_problems(self) -> Iterator[Problem]:
         if not self.upstreams:
@@ -420,7 +411,7 @@ class Settings(BaseSettings):
 def load_settings(path: Path | None, environ: Mapping[str, str] | None = None) -> Settings:
     """The settings of the file at `path` (none: the defaults) with the environment's `QOS_…` on top.
 
-    A relative `keys_file` is meant from the file's folder. Raises `ConfigError`.
+    A relative `keys_file`, `decision_log` or tokenizer is meant from the file's folder. Raises `ConfigError`.
     """
     overrides = read_environment(os.environ if environ is None else environ, Settings)
     tree = read_yaml(path) if path else None
@@ -437,7 +428,29 @@ def load_settings(path: Path | None, environ: Mapping[str, str] | None = None) -
         raise ConfigError(_sentence(path, overrides, *problem) for problem in problems) from None
     if path and settings.keys_file:
         settings = settings.model_copy(update={"keys_file": path.parent / settings.keys_file})
+    if path and settings.tokenizers:
+        tokenizers = {model: path.parent / file for model, file in settings.tokenizers.items()}
+        settings = settings.model_copy(update={"tokenizers": tokenizers})
+    if settings.decision_log:
+        log = path.parent / settings.decision_log if path else settings.decision_log
+        reason = _why_not_writable(log)
+        if reason:
+            says = f"found {shown(str(log))}, {reason}; expected a file that can be written"
+            raise ConfigError([_sentence(path, overrides, ("decision_log",), says)])
+        settings = settings.model_copy(update={"decision_log": log})
     return settings
+
+
+def _why_not_writable(path: Path) -> str | None:
+    if path.is_dir():
+        return "which is a folder"
+    if not path.parent.is_dir():
+        return "whose folder does not exist"
+    is_device = path.exists() and not path.is_file()
+    wanted = [path] if is_device else [path.parent, path]  # other files will stand beside it
+    if all(os.access(each, os.W_OK) for each in wanted if each.exists()):
+        return None
+    return "which this user may not write"
 
 
 def _sentence(path: Path | None, overrides: Overrides, location: Location, says: str) -> str:

@@ -169,6 +169,15 @@ def test_a_class_may_live_on_lent_tokens(load: Any) -> None:
     assert load(text % 0).classes.P2.share == 0
 
 
+def test_tokenizers_lie_beside_the_configuration(load: Any, tmp_path: Path) -> None:
+    """A relative path is meant from the file's folder; models may have a slash in their name."""
+    tokenizers = load("tokenizers: {org/model: files/tokenizer.json, other: /etc/tokenizer.json}").tokenizers
+    assert tokenizers == {
+        "org/model": tmp_path / "files/tokenizer.json",
+        "other": Path("/etc/tokenizer.json"),
+    }
+
+
 def test_a_keys_file_lies_beside_the_configuration(load: Any, tmp_path: Path) -> None:
     """A relative path means the configuration's folder, an absolute one itself."""
     assert load("keys_file: keys.yaml").keys_file == tmp_path / "keys.yaml"
@@ -427,11 +436,7 @@ def test_operations_away_from_loopback_need_a_token(problems: Any, load: Any) ->
 @pytest.mark.parametrize(
     ("text", "key"),
     [
-        ("mode: observe", "mode"),
         ("state: 'redis://localhost:6379/0'", "state"),
-        ("decision_log: log.jsonl", "decision_log"),
-        ("tokenizers: {m: tokenizer.json}", "tokenizers"),
-        ("classes: {P2: {mode: observe}}", "classes.P2.mode"),
     ],
 )
 def test_what_does_not_exist_yet_is_refused(problems: Any, text: str, key: str) -> None:
@@ -439,6 +444,54 @@ def test_what_does_not_exist_yet_is_refused(problems: Any, text: str, key: str) 
     (line,) = problems(text)
     assert line.startswith(f"{key}: found ")
     assert "not available in this version" in line
+
+
+def test_further_paths_are_taken_as_they_are(load: Any) -> None:
+    """One or many, in the file or in the environment."""
+    assert load("paths: [/v2/rerank, /generate]").paths == ("/v2/rerank", "/generate")
+    assert load("", QOS_PATHS='["/v2/rerank"]').paths == ("/v2/rerank",)
+
+
+def test_a_decision_log_stands_beside_the_file_that_names_it(load: Any, tmp_path: Path) -> None:
+    """Unless its path says where it is; it is off by default."""
+    settings = load("decision_log: log.jsonl\ndecision_log_max_bytes: 1e6\ndecision_log_files: 2")
+    assert settings.decision_log == tmp_path / "log.jsonl"
+    assert (settings.decision_log_max_bytes, settings.decision_log_files) == (1_000_000, 2)
+    assert load("", QOS_DECISION_LOG="log.jsonl").decision_log == tmp_path / "log.jsonl"
+    assert load(f"decision_log: {tmp_path / 'other.jsonl'}").decision_log == tmp_path / "other.jsonl"
+    assert load("decision_log: /dev/null").decision_log == Path("/dev/null")
+    assert load("").decision_log is None
+
+
+@pytest.mark.parametrize(
+    ("where", "why"),
+    [
+        ("absent/log.jsonl", "whose folder does not exist"),
+        (".", "which is a folder"),
+        ("gateway.yaml/log.jsonl", "whose folder does not exist"),
+    ],
+)
+def test_a_decision_log_that_cannot_be_written_is_refused(problems: Any, where: str, why: str) -> None:
+    """Before the gateway starts, naming the setting and the path that was tried."""
+    (line,) = problems(f"decision_log: {where}")
+    assert line.startswith('decision_log: found "')
+    assert line.endswith(f", {why}; expected a file that can be written")
+
+
+def test_a_decision_log_that_this_user_may_not_write_is_refused(
+    problems: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same for permissions; root, who may write anything, is told otherwise for this test."""
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    (line,) = problems("decision_log: log.jsonl")
+    assert "which this user may not write" in line
+
+
+@pytest.mark.parametrize("key", ["decision_log_max_bytes", "decision_log_files"])
+def test_a_decision_log_has_room(problems: Any, key: str) -> None:
+    """A log of no bytes, or of no files, is not a log."""
+    (line,) = problems(f"{key}: 0")
+    assert line == f"{key}: found 0, expected a whole number, 1 or more"
 
 
 # ── the file itself ──────────────────────────────────────────────────────────────────────────────────────

@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 
 import structlog
 from prometheus_client import CollectorRegistry
@@ -10,30 +10,38 @@ from prometheus_client import CollectorRegistry
 from gateway import __version__
 from gateway.api.access import ANYBODY, Access
 from gateway.api.edge import Edge
+from gateway.api.endpoints import with_extra_paths
 from gateway.api.errors import status_of
 from gateway.api.exchange import Interrupt
+from gateway.api.prompt_reader import PromptReader
 from gateway.api.request_body import BodyLimits
-from gateway.keys import KeyRing
+from gateway.api.tokenizer_files import TokenizerFile
+from gateway.config_reading import ConfigError
+from gateway.keys import KeyEntry, KeyRing
 from gateway.mock_backend.child import MockGpus
 from gateway.policy.admission import Admission
 from gateway.policy.clock import Clock, to_nanoseconds
+from gateway.policy.engine_load import EngineLoad
 from gateway.policy.parameters import PolicyParameters
 from gateway.policy.request import PRIORITIES
-from gateway.policy_parameters import classification_rules, policy_parameters
+from gateway.policy_parameters import classification_rules, is_observed, policy_parameters
 from gateway.runtime.admission_gate import AdmissionGate
 from gateway.runtime.system_clock import SystemClock
 from gateway.settings import Settings
+from gateway.telemetry.decision_log import Configuration, DecisionLogFile
 from gateway.telemetry.exposition import new_registry
 from gateway.telemetry.fanout import Observers
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.request_log import RequestLog
 from gateway.upstream.client import Upstream, UpstreamAddress
 from gateway.upstream.health import HealthProbe, ProbeRules
+from gateway.upstream.load_poller import LoadPoller, LoadRules
 from gateway.upstream.transport import TransportTimeouts
 
 _log = structlog.get_logger("gateway")
 
 _LIMITS_OF_CLASSES = ("max_queued_requests", "max_queued_bytes")
+_LIMITS_OF_KEYS = ("tokens_per_minute", "requests_per_minute", "max_in_flight")
 _LIMITS_OF_UPSTREAMS = ("max_in_flight", "max_in_flight_tokens")
 
 _STALL_CHECKS = 4
@@ -48,6 +56,7 @@ class Gateway:
         settings: Settings,
         keys: KeyRing | None = None,
         *,
+        tokenizers: Mapping[str, TokenizerFile] | None = None,
         mock_gpus: MockGpus | None = None,
         clock: Clock | None = None,
         registry: CollectorRegistry | None = None,
@@ -56,11 +65,13 @@ class Gateway:
         self.settings = settings
         self.registry = registry or new_registry()
         self._keys = keys
+        self._tokenizers = tokenizers or {}
         self._clock = clock or SystemClock()
         self._random = random
         self._mock_gpus = mock_gpus
         self._tasks: list[asyncio.Task[None]] = []
         self._upstreams: dict[str, Upstream] = {}
+        self._decision_log: DecisionLogFile | None = None
 
     async def start(self) -> Edge:
         settings = self.settings
@@ -71,11 +82,22 @@ class Gateway:
             rules = ProbeRules(health.path, health.interval_seconds, health.fail_after, health.pass_after)
             probe = HealthProbe(self._upstreams[upstream_settings.name], rules, self._health_changed)
             self._tasks.append(asyncio.create_task(probe.run()))
+            load = upstream_settings.load
+            poller = LoadPoller(
+                self._upstreams[upstream_settings.name],
+                LoadRules(load.path, load.interval_seconds),
+                self._load_told,
+                self._load_readable,
+            )
+            self._tasks.append(asyncio.create_task(poller.run()))
         self._tasks.append(asyncio.create_task(self._drop_stalled_readers()))
         law = settings.controller
         if law.law != law.law_in_force:
             _log.warning("this control law is not in this version", law=law.law, in_force=law.law_in_force)
-        for name in limits_of_zero(settings):
+        observed = [p.name for p in PRIORITIES if is_observed(settings, p)]
+        if observed:
+            _log.warning("observe mode: decisions are recorded, nothing is enforced", classes=observed)
+        for name in limits_of_zero(settings, self._keys or ()):
             _log.warning("this limit is 0: nothing passes", setting=name)
         if self._keys is None:
             _log.warning("open gateway: no keys_file, so anybody may claim any class")
@@ -97,10 +119,13 @@ class Gateway:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self.edge.gate.close()
+        self.edge.prompt_reader.close()
         for upstream in self._upstreams.values():
             await upstream.aclose()
         if self._mock_gpus is not None:
             await self._mock_gpus.stop()
+        if self._decision_log is not None:
+            self._decision_log.close()
 
     # ------------------------------------------------------------------ inside
 
@@ -125,10 +150,12 @@ class Gateway:
 
     def _build_edge(self) -> Edge:
         settings = self.settings
-        parameters = policy_parameters(settings)
+        parameters = policy_parameters(settings, self._keys or ())
         request_log = RequestLog(status_of)
         metrics = self._metrics(parameters)
-        observers = Observers(metrics, request_log)
+        self._decision_log = self._open_decision_log(parameters)
+        listeners = (metrics, request_log, self._decision_log)
+        observers = Observers(*(listener for listener in listeners if listener is not None))
         admission = Admission(parameters, self._clock, observers)
         metrics.watch(admission)
         return Edge(
@@ -138,13 +165,30 @@ class Gateway:
             access=Access(self._keys),
             rules=classification_rules(settings),
             priority_headers=frozenset(name.lower().encode() for name in settings.classification.header),
+            prompt_reader=PromptReader(admission, self._tokenizers),
             body_limits=BodyLimits(settings.server.max_body_bytes, settings.server.body_read_seconds),
             metrics=metrics,
             request_log=request_log,
             observer=observers,
             random=self._random,
             probe_seconds=min(upstream.health.interval_seconds for upstream in settings.upstreams),
+            endpoints=with_extra_paths(settings.paths or ()),
         )
+
+    def _open_decision_log(self, parameters: PolicyParameters) -> DecisionLogFile | None:
+        settings = self.settings
+        if settings.decision_log is None:
+            return None
+        try:
+            return DecisionLogFile(
+                settings.decision_log,
+                max_bytes=settings.decision_log_max_bytes,
+                files=settings.decision_log_files,
+                configuration=Configuration(parameters, self._clock, __version__),
+            )
+        except OSError as error:
+            says = f"decision_log: {settings.decision_log} cannot be written: {error.strerror}"
+            raise ConfigError([says]) from error
 
     def _metrics(self, parameters: PolicyParameters) -> Metrics:
         timeouts = self.settings.upstream_timeouts
@@ -165,6 +209,16 @@ class Gateway:
         log("upstream is back" if healthy else "upstream is down", upstream=name, reason=why)
         self.edge.gate.set_upstream_health(name, healthy)
 
+    def _load_told(self, name: str, load: EngineLoad) -> None:
+        self.edge.metrics.load_page_read(name)
+        self.edge.gate.engine_load_told(name, load)
+
+    def _load_readable(self, name: str, readable: bool, why: str) -> None:
+        if readable:
+            _log.info("the engine's load is known", upstream=name)
+        else:
+            _log.warning("the engine's load is not known: own counts only", upstream=name, reason=why)
+
     async def _drop_stalled_readers(self) -> None:
         limit = self.settings.server.write_idle_seconds
         while True:
@@ -176,7 +230,7 @@ class Gateway:
                     exchange.interrupt(Interrupt.CLIENT_STALLED)
 
 
-def limits_of_zero(settings: Settings) -> list[str]:
+def limits_of_zero(settings: Settings, keys: Iterable[KeyEntry]) -> list[str]:
     """The limits that are set to 0, by name: null is no limit, 0 lets nothing pass; that may be a slip."""
     found = []
     for upstream in settings.upstreams:
@@ -184,4 +238,6 @@ def limits_of_zero(settings: Settings) -> list[str]:
     for p in PRIORITIES:
         limits = settings.classes[p.name]
         found += [f"classes.{p.name}.{n}" for n in _LIMITS_OF_CLASSES if getattr(limits, n) == 0]
+    for key in keys:
+        found += [f"keys.{key.id}.{n}" for n in _LIMITS_OF_KEYS if getattr(key, n) == 0]
     return found + ["capacity.max_request_tokens"] * (settings.capacity.max_request_tokens == 0)

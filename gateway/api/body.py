@@ -22,6 +22,8 @@ from gateway.api.json_members import (
     may_have_member,
     members,
 )
+from gateway.api.text_features import text_features
+from gateway.policy.input_estimator import TextFeatures
 
 BodyDialect = Literal[
     "chat", "completions", "embeddings", "responses", "messages", "rerank", "score", "other"
@@ -61,8 +63,24 @@ _TEXTS = {
 _RANKED_TEXTS = dict.fromkeys(
     ("query", "queries", "documents", "items", "text_1", "text_2", "data_1", "data_2"), Kind.NESTED
 )
+_NO_TEXT = frozenset({"model", "service_tier", "stream_options", "user"})
+"""Of an API that is not known here, every other text, list or object may be something to read."""
 PROMPT_FIELDS = {"chat": "messages", "messages": "messages", "completions": "prompt"}
 """The member that a body of that dialect must have: what is to be read."""
+INPUT_FIELDS = {
+    **PROMPT_FIELDS,
+    "embeddings": "input",
+    "responses": "input",
+    "rerank": "documents",
+    "score": "text_2",
+}
+"""The member that is to blame for a body of that dialect that is too long to be read."""
+
+_CONVERSATIONS = frozenset({"chat", "messages", "responses"})
+_BESIDES_THE_TEXT = frozenset(
+    {"previous_response_id", "conversation", "prompt_embeds", "truncate_prompt_tokens"}
+)
+"""Where one of these is given, the engine's count of tokens is not that of the text."""
 
 
 class BodyFacts(msgspec.Struct, frozen=True):
@@ -74,9 +92,11 @@ class BodyFacts(msgspec.Struct, frozen=True):
     prompts             prompts in one request; inputs of an embedding; texts to rank
     sequences           answers to generate: prompts × n (or × best_of); inputs of an embedding; texts to rank
     text_bytes          UTF-8 bytes of all text that will be tokenised, schemas and tool calls as raw JSON
+    text                the features of that text which its tokens are estimated from
     exact_tokens        number of token ids given in place of text
     images, audio_parts pictures (also films and files) and pieces of sound, of whatever size
     messages            entries of the conversation: each costs some tokens of template
+    reads_more          the engine reads what is not in the body (earlier turns, embeddings), or not all of it
     has_engine_hints    one of `ENGINE_HINTS` is there
     """
 
@@ -87,10 +107,12 @@ class BodyFacts(msgspec.Struct, frozen=True):
     prompts: int
     sequences: int
     text_bytes: int
+    text: TextFeatures
     exact_tokens: int
     images: int
     audio_parts: int
     messages: int
+    reads_more: bool
     service_tier: str | None
     has_engine_hints: bool
 
@@ -105,14 +127,16 @@ class BadBody(Exception):
         self.code = code
 
 
-def peek(body: bytes, dialect: BodyDialect) -> BodyFacts:
-    """Read what matters; raises BadBody and nothing else."""
+def peek(body: bytes, dialect: BodyDialect, count: TextCount | None = None) -> BodyFacts:
+    """Read what matters; raises BadBody and nothing else. Who hands in a fresh `count` has the texts in it
+    afterwards."""
     found = _decode(body)
     model = _text(found, "model")
     if not model:
         raise _missing("model") if model is None else _invalid("model", "a non-empty string")
-    count = TextCount()
+    count = TextCount() if count is None else count
     prompts, messages = _count_texts(found, dialect, count)
+    conversations = int(dialect in _CONVERSATIONS)
     return BodyFacts(
         model=model,
         stream=_boolean(found, "stream"),
@@ -121,13 +145,24 @@ def peek(body: bytes, dialect: BodyDialect) -> BodyFacts:
         prompts=prompts,
         sequences=prompts * max(_multiplier(found, "n", 1), _multiplier(found, "best_of", 0)),
         text_bytes=count.text_bytes,
+        text=text_features(
+            b"".join(count.texts), count.text_bytes, conversations, messages if conversations else prompts
+        ),
         exact_tokens=count.exact_tokens,
         images=count.images,
         audio_parts=count.audio_parts,
         messages=messages,
+        reads_more=not _BESIDES_THE_TEXT.isdisjoint(found)
+        and any(found.get(name, _NULL) != _NULL for name in _BESIDES_THE_TEXT),
         service_tier=_text(found, "service_tier"),
         has_engine_hints=not ENGINE_HINTS.isdisjoint(found),
     )
+
+
+def peek_model(body: bytes) -> str | None:
+    """The model that a body names, if any; what else is in it is the engine's business. Raises BadBody for
+    what two readers could read differently."""
+    return _text(_decode(body), "model") or None
 
 
 def edit(
@@ -173,10 +208,14 @@ def _decode(body: bytes) -> _Members:
 
 
 def _count_texts(found: _Members, dialect: BodyDialect, count: TextCount) -> tuple[int, int]:
-    """Count all that is to be read; the answer is the number of prompts and that of messages."""
+    """Count all that is to be read; the answer is the number of prompts and that of messages.
+
+    A query that stands against many texts is read once with each of them.
+    """
     texts = _RANKED_TEXTS if dialect in ("rerank", "score") else _TEXTS
     required = PROMPT_FIELDS.get(dialect)
     prompts = messages = 1
+    bytes_of_single = 0
     for name, raw in found.items():
         if name in _PROMPTS:
             value = bytes(raw)
@@ -193,17 +232,25 @@ def _count_texts(found: _Members, dialect: BodyDialect, count: TextCount) -> tup
             value = bytes(raw)
             if name == required and not value.startswith(b"[") and value != b"null":
                 raise _invalid(name, "an array")
+            before = count.text_bytes
             count.add(kind, value)
             if texts is _RANKED_TEXTS:
                 prompts = max(prompts, count.items)
+                if count.items == 1:
+                    bytes_of_single += count.text_bytes - before
             elif name == "messages":
                 messages = count.items
+        elif dialect == "other" and name not in _NO_TEXT and raw != _NULL:
+            value = bytes(raw)
+            if value.startswith((b'"', b"[", b"{")):
+                count.add(Kind.RAW, value)
     if (
         required
         and found.get(required, _NULL) == _NULL
         and not (required == "prompt" and "prompt_embeds" in found)
     ):
         raise _missing(required)
+    count.text_bytes += bytes_of_single * (prompts - 1)
     return prompts, messages
 
 

@@ -1,8 +1,8 @@
-"""How much an engine will have to read of a request: bytes of text, token ids, pictures, sound.
+"""How much an engine will have to read of a request: text, token ids, pictures, sound.
 
-Works on the raw JSON of single members, so that a prompt of ten megabytes is never turned into a `str` that
-nobody needs. Shapes are taken as they come, since judging them is the engine's business; what has an unknown
-shape counts with its raw length, so that a strange body is never a cheap one.
+Works on the raw JSON of single members, in which a string without escapes is text as it stands. Shapes are
+taken as they come, since judging them is the engine's business; what has an unknown shape counts with its raw
+length, so that a strange body is never a cheap one.
 """
 
 import re
@@ -88,15 +88,17 @@ _MEDIA_TYPES = {
 class TextCount:
     """Sums up the members of one body.
 
-    text_bytes     UTF-8 bytes of what will be tokenised
+    texts          what will be tokenised, in UTF-8
+    text_bytes     its length, what is read several times included
     exact_tokens   token ids given as such
     images, audio_parts
     items          messages, or other entries of the list that was counted last
     """
 
-    __slots__ = ("audio_parts", "exact_tokens", "images", "items", "text_bytes")
+    __slots__ = ("audio_parts", "exact_tokens", "images", "items", "text_bytes", "texts")
 
     def __init__(self) -> None:
+        self.texts: list[bytes] = []
         self.text_bytes = 0
         self.exact_tokens = 0
         self.images = 0
@@ -108,9 +110,13 @@ class TextCount:
         if kind is Kind.NESTED:
             self.items = self._add_nested(value, 0)
         elif kind is Kind.TEXT and value.startswith(b'"'):
-            self.text_bytes += string_bytes(value)
+            self._take(text_of(value))
         elif value != b"null":
-            self.text_bytes += len(value)
+            self._take(value)
+
+    def _take(self, text: bytes) -> None:
+        self.texts.append(text)
+        self.text_bytes += len(text)
 
     def add_prompt(self, value: bytes) -> bool:
         """Count a prompt: text, token ids, or a list of either. False if it is something else.
@@ -119,7 +125,7 @@ class TextCount:
         """
         self.items = 1
         if value.startswith(b'"'):
-            self.text_bytes += string_bytes(value)
+            self._take(text_of(value))
             return True
         if not value.startswith(b"["):
             return False
@@ -140,25 +146,26 @@ class TextCount:
     def _add_strings(self, value: bytes) -> bool:
         if value.count(b",") > ENTRIES_MAX and value.count(b'"') > 2 * ENTRIES_MAX:
             self.items = value.count(b'"') // 2
-            self.text_bytes += len(value)
+            self._take(value)
             return True
         try:
             strings = _STRINGS.decode(value)
         except msgspec.ValidationError:
             return False
         self.items = len(strings)
-        self.text_bytes += _utf8_length("".join(strings))
+        for text in strings:
+            self._take(text.encode())
         return True
 
     def _add_nested(self, value: bytes, level: int) -> int:
         """Count a string, an item or a list of them; the answer is how many there were."""
         first = value[:1]
         if first == b'"':
-            self.text_bytes += string_bytes(value)
+            self._take(text_of(value))
         elif value == b"null":
             return 0
         elif first not in (b"[", b"{") or level == MAX_LEVELS or _has_too_many_entries(value):
-            self.text_bytes += len(value)
+            self._take(value)
         elif first == b"{":
             self._add_item(_ITEM.decode(value), level)
         else:
@@ -191,13 +198,13 @@ class TextCount:
                 continue
             if kind is _NESTED or kind is _TEXT:
                 if value.startswith(b'"'):
-                    self.text_bytes += string_bytes(value) if b"\\" in value else len(value) - 2
+                    self._take(text_of(value))
                 elif kind is _NESTED:
                     self._add_nested(value, level + 1)
                 else:
-                    self.text_bytes += len(value)
+                    self._take(value)
             elif kind is _RAW:
-                self.text_bytes += len(value)
+                self._take(value)
             elif kind is _IMAGE:  # by its type and again by its member, and one picture all the same
                 has_image = True
             elif kind is _AUDIO:
@@ -216,19 +223,6 @@ def _has_too_many_entries(value: bytes) -> bool:
     return len(_STRINGS_IN_JSON.sub(b"", value)) > 10 * ENTRIES_MAX
 
 
-def string_bytes(literal: bytes) -> int:
-    """UTF-8 length of the text that a valid JSON string stands for.
-
-    Each escape but one is two bytes for one, so counting backslashes is enough, an escaped backslash counting
-    once. `\\uXXXX` stands for one to three bytes (or half of four): then the text must really be decoded.
-    """
-    length = len(literal) - 2
-    if b"\\" not in literal:
-        return length
-    if b"\\u" in literal:
-        return _utf8_length(_STRING.decode(literal))
-    return length - literal.count(b"\\") + literal.count(b"\\\\")
-
-
-def _utf8_length(text: str) -> int:
-    return len(text) if text.isascii() else len(text.encode())
+def text_of(literal: bytes) -> bytes:
+    """The UTF-8 text that a valid JSON string stands for."""
+    return _STRING.decode(literal).encode() if b"\\" in literal else literal[1:-1]

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 import structlog
 
 from gateway.api.access import Access
+from gateway.api.endpoints import ENDPOINTS, Endpoint
 from gateway.api.errors import Problem
 from gateway.api.headers import Header, duration
+from gateway.api.prompt_reader import PromptReader
 from gateway.api.request_body import BodyLimits
 from gateway.policy.admission import Admission
 from gateway.policy.classification import ClassificationRules
@@ -39,12 +41,15 @@ class Edge:
     rules: ClassificationRules
     priority_headers: frozenset[bytes]
     body_limits: BodyLimits
+    prompt_reader: PromptReader
     metrics: Metrics
     request_log: RequestLog
     observer: Observer
     random: Callable[[], float]
     probe_seconds: float
     """How soon an engine that is down can be known to be back."""
+    endpoints: Mapping[str, Endpoint] = field(default_factory=lambda: ENDPOINTS)
+    """By path."""
     active: set["Exchange"] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -72,9 +77,9 @@ class Edge:
         """The policy's no, as the client gets it."""
         return Problem.of_refusal(refusal, priority, self.probe_seconds)
 
-    def rate_limit_headers(self, priority: Priority, model: str) -> list[Header]:
-        """`x-ratelimit-*` of the bucket that binds: that of the class."""
-        standing = self.admission.standing(priority, model)
+    def rate_limit_headers(self, priority: Priority, model: str, tenant: str) -> list[Header]:
+        """`x-ratelimit-*` of the limit that binds: the tenant's own where it has one, else the class's."""
+        standing = self.admission.standing(priority, model, tenant)
         headers = [
             (b"x-ratelimit-limit-tokens", b"%d" % standing.limit_tokens),
             (b"x-ratelimit-remaining-tokens", b"%d" % standing.remaining_tokens),
@@ -84,7 +89,7 @@ class Edge:
             headers += (
                 (b"x-ratelimit-limit-requests", b"%d" % standing.limit_requests),
                 (b"x-ratelimit-remaining-requests", b"%d" % (standing.remaining_requests or 0)),
-                (b"x-ratelimit-reset-requests", duration(standing.drained_after_ns)),
+                (b"x-ratelimit-reset-requests", duration(standing.requests_after_ns)),
             )
         return headers
 

@@ -1,24 +1,80 @@
-"""The paths that reach an engine. Everything else is 404: engines expose dangerous ones."""
+"""The paths that reach an engine, and what each of them needs. Everything else is 404: engines expose
+dangerous ones."""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from enum import Enum
+
+from gateway.api.body import BodyDialect
+from gateway.upstream.stream_observer import Dialect as StreamDialect
+
+
+class Use(Enum):
+    """What a path is for, and so what a request to it costs."""
+
+    GENERATE = "generate"
+    """Tokens in and out: it needs a bucket and a lease."""
+    READ = "read"
+    """Tokens in, no tokens out, no stream: bucket and lease, and only the input is paid."""
+    HELP = "help"
+    """Next to no work for an engine: a key is enough."""
+    LIST_MODELS = "list models"
+    """As `HELP`, and every engine is asked."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """`generates`: produces tokens, so it needs a bucket and a lease. The others need only a key."""
-
     path: str
     methods: tuple[str, ...]
-    generates: bool
-    dialect: Literal["chat", "completions"] | None = None
+    use: Use
+    dialect: BodyDialect | None = None
+    """How the body of what has to be paid is read."""
     summary: str = ""
 
+    def is_budgeted(self, method: str) -> bool:
+        """Whether such a request needs a bucket and a lease. A mere look (GET, HEAD) never does."""
+        return method == "POST" and self.use in (Use.GENERATE, Use.READ)
+
+    @property
+    def is_openai_stream(self) -> bool:
+        """Its streams are chunks with choices that end with `[DONE]`, and usage can be asked for."""
+        return self.dialect in ("chat", "completions")
+
+    @property
+    def stream_dialect(self) -> StreamDialect:
+        """How its streams are read. Of one that is not known, what looks like chat is counted."""
+        return _STREAM_DIALECTS.get(self.dialect, "chat")
+
+
+_STREAM_DIALECTS: Mapping[BodyDialect | None, StreamDialect] = {"chat": "chat", "completions": "completions"}
+
+_POST = ("POST",)
+_LOOK = ("GET", "HEAD")
 
 _ALL = (
-    Endpoint("/v1/chat/completions", ("POST",), True, "chat", "Chat completion, streaming or plain"),
-    Endpoint("/v1/completions", ("POST",), True, "completions", "Text completion, streaming or plain"),
-    Endpoint("/v1/models", ("GET", "HEAD"), False, None, "The models that the engines serve"),
+    Endpoint("/v1/chat/completions", _POST, Use.GENERATE, "chat", "Chat completion, streaming or plain"),
+    Endpoint("/v1/completions", _POST, Use.GENERATE, "completions", "Text completion, streaming or plain"),
+    Endpoint("/v1/embeddings", _POST, Use.READ, "embeddings", "Embeddings of one or more inputs"),
+    Endpoint("/pooling", _POST, Use.READ, "embeddings", "A pooling model's own output"),
+    Endpoint("/classify", _POST, Use.READ, "embeddings", "Classes of one or more inputs"),
+    Endpoint("/v1/score", _POST, Use.READ, "score", "How well pairs of texts match"),
+    Endpoint("/score", _POST, Use.READ, "score", "How well pairs of texts match"),
+    Endpoint("/v1/rerank", _POST, Use.READ, "rerank", "Documents in the order of their relevance"),
+    Endpoint("/rerank", _POST, Use.READ, "rerank", "Documents in the order of their relevance"),
+    Endpoint("/tokenize", _POST, Use.HELP, None, "The tokens of a text or a conversation"),
+    Endpoint("/detokenize", _POST, Use.HELP, None, "The text of some tokens"),
+    Endpoint("/v1/messages/count_tokens", _POST, Use.HELP, None, "How many tokens a conversation has"),
+    Endpoint("/v1/models", _LOOK, Use.LIST_MODELS, None, "The models that the engines serve"),
 )
 
-ENDPOINTS = {endpoint.path: endpoint for endpoint in _ALL}
+ENDPOINTS: Mapping[str, Endpoint] = {endpoint.path: endpoint for endpoint in _ALL}
+
+
+def with_extra_paths(paths: Iterable[str]) -> Mapping[str, Endpoint]:
+    """`ENDPOINTS`, and paths that the operator allows besides. What they mean is not known here: a POST is
+    taken for a generation with all it can cost, GET and HEAD for a look."""
+    extra = {
+        path: Endpoint(path, (*_LOOK, *_POST), Use.GENERATE, "other", "Allowed by this gateway's operator")
+        for path in paths
+    }
+    return {**extra, **ENDPOINTS}

@@ -1,5 +1,9 @@
 """One call of an engine: the body it gets, and its faults in the client's terms."""
 
+from collections.abc import Iterable
+
+import msgspec
+
 from gateway.api.body import ENGINE_HINTS, BodyFacts, edit
 from gateway.api.errors import Problem
 from gateway.api.headers import Header
@@ -47,6 +51,17 @@ async def read_all(response: Response, limit: int) -> bytes:
         return await response.read_all(limit)
     except UpstreamError as error:
         raise _problem(error) from error
+
+
+def is_broken_json(body: bytes, headers: Iterable[Header]) -> bool:
+    """Whether a body is said to be JSON (lower-case names) and is none, of whatever type."""
+    if not any(name == b"content-type" and b"json" in value.lower() for name, value in headers):
+        return False
+    try:
+        msgspec.json.decode(body, type=msgspec.Raw)
+    except msgspec.DecodeError:
+        return True
+    return False
 
 
 def _problem(error: UpstreamError) -> Problem:

@@ -13,13 +13,15 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from gateway.api.access import Caller
-from gateway.api.body import PROMPT_FIELDS, BodyFacts
-from gateway.api.endpoints import Endpoint
+from gateway.api.body import INPUT_FIELDS, BodyFacts
+from gateway.api.endpoints import Endpoint, Use
 from gateway.api.engine_call import ask as ask_engine
-from gateway.api.engine_call import body_for, read_all
+from gateway.api.engine_call import body_for, is_broken_json, read_all
 from gateway.api.errors import Problem
 from gateway.api.headers import STREAM_HEADERS, Header, for_client, for_upstream, without_credentials
-from gateway.api.models import merged_models
+from gateway.api.models import check_is_served, check_may_use, merged_models
+from gateway.api.pass_on import engine_for
+from gateway.api.prompt_reader import LARGE_BODY_BYTES
 from gateway.api.reply import Reply
 from gateway.api.request_body import ClientLeft, receive_body
 from gateway.api.request_facts import (
@@ -27,7 +29,7 @@ from gateway.api.request_facts import (
     classify_request,
     client_request_id,
     default_class,
-    read_body,
+    read_model,
     retry_count,
 )
 from gateway.policy.admission import NOTHING_DELIVERED, Delivered, RequestTooLong
@@ -47,9 +49,10 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
-LARGE_BODY_BYTES = 256 * 1024
 PLAIN_ANSWER_BYTES_MAX = 64 * 1024 * 1024
 ERROR_ANSWER_BYTES_MAX = 4 * 1024 * 1024
+ENGINE_IS_FULL = 503
+"""An engine's own admission limit (vLLM, SGLang), or one that is loading its model: nothing was begun."""
 LINGER_SECONDS = 10.0
 LINGER_SILENCE_SECONDS = 1.0
 """A client that is refused in the middle of its upload is listened to for so long, and while it sends."""
@@ -85,6 +88,7 @@ class Exchange:
         self._permit: Permit | None = None
         self._response: Response | None = None
         self._observer: StreamObserver | None = None
+        self._used: Usage | None = None  # by a plain answer that is whole
         self._watch: asyncio.Task[None] | None = None
         self._upload_is_unread = False
         self.reply = Reply(scope, send, edge.clock, self._common_headers)
@@ -163,19 +167,15 @@ class Exchange:
         self.priority = default_class(caller, edge.rules)
         if edge.admission.draining:
             raise Problem(Outcome.REJECTED_DRAINING, "the gateway is shutting down", close=True)
-        if self._endpoint.dialect is None:
+        if self._endpoint.use is Use.LIST_MODELS:
             return await self._list_models(caller)
         body = await receive_body(self._scope, self._receive, edge.body_limits)
         self._complete_at = edge.clock.now()
+        if not self._endpoint.is_budgeted(self._scope["method"]):
+            return await self._pass_on(body, caller)
         facts = await self._facts(body)
         self._model = facts.model
-        if not caller.may_use(facts.model):
-            raise Problem(
-                Outcome.FORBIDDEN,
-                f"this API key may not use the model '{facts.model[:100]}'",
-                param="model",
-                code="model_not_allowed",
-            )
+        check_may_use(caller, facts.model)
         classified = classify_request(
             self._headers, edge.priority_headers, facts, self._endpoint, caller, edge.rules
         )
@@ -185,13 +185,11 @@ class Exchange:
             edge.metrics.client_retried()
         ask = build_ask(self.request_id, facts, classified, caller, len(body), self._headers, edge.admission)
         self._permit = await self._place(ask)
-        return await self._forward(body, facts, ask, self._permit)
+        return await self._forward(body, facts, self._permit)
 
     async def _facts(self, body: bytes) -> BodyFacts:
-        """What the body says. To read some megabytes takes longer than a token: that is done aside."""
-        if len(body) < LARGE_BODY_BYTES:
-            return read_body(body, self._endpoint)
-        return await asyncio.to_thread(read_body, body, self._endpoint)
+        """What the body says."""
+        return await self._edge.prompt_reader.read(body, self._endpoint)
 
     def _check_address(self) -> None:
         """Raises Problem for a path that leads nowhere (404) or a method it does not take (405)."""
@@ -211,13 +209,7 @@ class Exchange:
 
     async def _place(self, ask: Ask) -> Permit:
         """Wait for a place at an engine. Raises Problem where the policy says no."""
-        if not self._edge.admission.serves(ask.model):
-            raise Problem(
-                Outcome.NOT_FOUND,
-                f"the model '{ask.model[:100]}' is not served here",
-                param="model",
-                code="model_not_found",
-            )
+        check_is_served(ask.model, self._edge.admission)
         self._watch = asyncio.ensure_future(self._watch_client())
         try:
             self.ask = ask
@@ -227,9 +219,8 @@ class Exchange:
             raise self._edge.problem_of(refused.refusal, ask.priority) from None
         except RequestTooLong as error:
             self.ask = None
-            assert self._endpoint.dialect is not None
-            field = PROMPT_FIELDS[self._endpoint.dialect]
-            message = f"{field}: {error}"
+            field = INPUT_FIELDS.get(self._endpoint.dialect or "")
+            message = str(error) if field is None else f"{field}: {error}"
             raise Problem(Outcome.BAD_REQUEST, message, param=field, code="request_too_large") from None
 
     async def _watch_client(self) -> None:
@@ -240,23 +231,41 @@ class Exchange:
 
     # ------------------------------------------------------------------ to the engine and back
 
-    async def _forward(
-        self, body: bytes, facts: BodyFacts, ask: Ask, permit: Permit
-    ) -> tuple[Outcome, Delivered]:
+    async def _forward(self, body: bytes, facts: BodyFacts, permit: Permit) -> tuple[Outcome, Delivered]:
         edge = self._edge
-        upstream = edge.upstreams[permit.upstream]
-        asks_for_usage = facts.stream and not facts.include_usage
-        body = body_for(upstream, body, facts, self.priority, asks_for_usage)
+        asks_for_usage = self._endpoint.is_openai_stream and facts.stream and not facts.include_usage
         taken = edge.clock.now() - self._complete_at
         edge.metrics.proxy_overhead(taken - (permit.ticket.queue_wait_ns or 0))
-        response = self._response = await self._ask_engine(upstream, b"POST", body)
+        response = await self._dispatch(permit, body, facts, asks_for_usage)
+        if response.status == ENGINE_IS_FULL and edge.admission.may_requeue(permit.ticket):
+            await read_all(response, ERROR_ANSWER_BYTES_MAX)
+            permit = await self._requeue(permit)
+            response = await self._dispatch(permit, body, facts, asks_for_usage)
         headers = response.lower_headers()
         if not 200 <= response.status < 300:
             await self._answer_whole(response, headers, await read_all(response, ERROR_ANSWER_BYTES_MAX))
             return Outcome.UPSTREAM_ERROR, NOTHING_DELIVERED
         if facts.stream and _header(headers, b"content-type").startswith(b"text/event-stream"):
             return await self._stream(response, headers, facts, asks_for_usage, permit)
-        return await self._plain(response, headers, facts, ask)
+        return await self._plain(response, headers, facts, permit)
+
+    async def _dispatch(
+        self, permit: Permit, body: bytes, facts: BodyFacts, asks_for_usage: bool
+    ) -> Response:
+        upstream = self._edge.upstreams[permit.upstream]
+        body = body_for(upstream, body, facts, self.priority, asks_for_usage)
+        self._response = await self._ask_engine(upstream, b"POST", body)
+        return self._response
+
+    async def _requeue(self, permit: Permit) -> Permit:
+        """The engine has taken nothing of it: back into the queue, for this or another engine. Raises Problem
+        where there is no place in time."""
+        self._permit = None
+        try:
+            self._permit = await self._edge.gate.requeue(permit)
+        except Refused as refused:
+            raise self._edge.problem_of(refused.refusal, permit.ticket.priority) from None
+        return self._permit
 
     async def _ask_engine(self, upstream: Upstream, method: bytes, body: bytes = b"") -> Response:
         headers = for_upstream(
@@ -272,17 +281,18 @@ class Exchange:
         return await ask_engine(upstream, method, target, headers, body)
 
     async def _plain(
-        self, response: Response, headers: list[Header], facts: BodyFacts, ask: Ask
+        self, response: Response, headers: list[Header], facts: BodyFacts, permit: Permit
     ) -> tuple[Outcome, Delivered]:
         body = await read_all(response, PLAIN_ANSWER_BYTES_MAX)
         valid, usage = inspect_answer(body)
-        if not valid:
+        if not valid and (self._endpoint.is_openai_stream or is_broken_json(body, headers)):
             raise Problem(Outcome.UPSTREAM_REFUSED, "the engine's answer is not a JSON object")
+        ticket = permit.ticket  # where the engine does not tell, the estimate stands
+        self._used = usage or Usage(ticket.input_tokens, ticket.output_reserve)
         await self._answer_whole(response, headers, body)
-        if usage is None:
-            return Outcome.COMPLETED, Delivered(Usage(ask.input_tokens, 0))
-        self._learn(facts, usage)
-        return Outcome.COMPLETED, Delivered(usage)
+        if usage is not None:
+            self._learn(facts, usage)
+        return Outcome.COMPLETED, Delivered(self._used)
 
     async def _stream(
         self,
@@ -292,12 +302,18 @@ class Exchange:
         strip_usage: bool,
         permit: Permit,
     ) -> tuple[Outcome, Delivered]:
-        assert self._endpoint.dialect is not None
-        observer = self._observer = StreamObserver(self._endpoint.dialect, strip_usage)
+        observer = self._observer = StreamObserver(self._endpoint.stream_dialect, strip_usage)
         names = {name for name, _ in STREAM_HEADERS}
         kept = [header for header in for_client(headers) if header[0] not in names]
         await self.reply.start(response.status, [*kept, *STREAM_HEADERS])
-        end = await relay_stream(response, observer, self.reply.write, permit.first_token, self._edge.clock)
+        end = await relay_stream(
+            response,
+            observer,
+            self.reply.write,
+            permit.first_token,
+            self._edge.clock,
+            needs_end_mark=self._endpoint.is_openai_stream,
+        )
         if end is StreamEnd.BROKEN_OFF or end is StreamEnd.SILENT:
             what = "fell silent" if end is StreamEnd.SILENT else "broke off"
             raise Problem(Outcome.UPSTREAM_ABORTED, f"the engine's stream {what}")
@@ -311,12 +327,14 @@ class Exchange:
 
     def _learn(self, facts: BodyFacts, told: Usage) -> None:
         """How many tokens this text was, by the engine's own word."""
-        if not facts.images and not facts.audio_parts:
+        if not (facts.images or facts.audio_parts or facts.reads_more):
             estimator = self._edge.admission.input_estimator
-            estimator.learn(facts.model, facts.text_bytes, told.input_tokens - facts.exact_tokens)
+            estimator.learn(facts.model, facts.text, told.input_tokens - facts.exact_tokens)
 
     def _delivered_so_far(self) -> Delivered:
-        """What a stream has produced up to now; nothing if the engine never began."""
+        """What a plain answer or a stream has produced up to now; nothing if the engine never began."""
+        if self._used is not None:
+            return Delivered(self._used)
         observer, ask = self._observer, self.ask
         if observer is None or ask is None:
             if self._interrupt is not None and self._permit is not None and ask is not None:
@@ -332,6 +350,20 @@ class Exchange:
             observer.max_gap_ns,
         )
 
+    async def _pass_on(self, body: bytes, caller: Caller) -> tuple[Outcome, Delivered]:
+        """A question that costs an engine next to nothing: asked at once, with neither bucket nor lease."""
+        if len(body) < LARGE_BODY_BYTES:
+            model = read_model(body)
+        else:
+            model = await asyncio.to_thread(read_model, body)
+        if model is not None:
+            self._model = model
+            check_may_use(caller, model)
+            check_is_served(model, self._edge.admission)
+        self._watch = asyncio.ensure_future(self._watch_client())
+        method = b"POST" if self._scope["method"] == "POST" else b"GET"  # the answer to HEAD is cut here
+        return await self._untouched(engine_for(self._edge, caller, model), method, body)
+
     async def _list_models(self, caller: Caller) -> tuple[Outcome, Delivered]:
         """From the engines, with neither bucket nor lease: untouched where there is one and the key may
         use all, else put together."""
@@ -340,14 +372,20 @@ class Exchange:
         if not upstreams:
             raise Problem(Outcome.REJECTED_NO_UPSTREAM, "no engine is up")
         if len(upstreams) == 1 and "*" in caller.models:
-            response = self._response = await self._ask_engine(upstreams[0], b"GET")
-            body = await read_all(response, PLAIN_ANSWER_BYTES_MAX)
-            await self._answer_whole(response, response.lower_headers(), body)
-            ok = 200 <= response.status < 300
-            return Outcome.COMPLETED if ok else Outcome.UPSTREAM_ERROR, NOTHING_DELIVERED
+            return await self._untouched(upstreams[0], b"GET")
         body = merged_models(await asyncio.gather(*map(self._model_page, upstreams)), caller)
         await self.reply.whole(200, [(b"content-type", b"application/json")], body)
         return Outcome.COMPLETED, NOTHING_DELIVERED
+
+    async def _untouched(
+        self, upstream: Upstream, method: bytes, body: bytes = b""
+    ) -> tuple[Outcome, Delivered]:
+        """One engine's answer, whatever it is."""
+        response = self._response = await self._ask_engine(upstream, method, body)
+        answer = await read_all(response, PLAIN_ANSWER_BYTES_MAX)
+        await self._answer_whole(response, response.lower_headers(), answer)
+        ok = 200 <= response.status < 300
+        return Outcome.COMPLETED if ok else Outcome.UPSTREAM_ERROR, NOTHING_DELIVERED
 
     async def _model_page(self, upstream: Upstream) -> bytes:
         """An engine's list; empty where it has none to give."""
@@ -397,7 +435,7 @@ class Exchange:
             (b"x-qos-queue-ms", b"%d" % (self._waited_ns() // NANOSECONDS_PER_MILLISECOND)),
         ]
         if self.tenant:  # what is left of a budget is nothing for strangers
-            headers += self._edge.rate_limit_headers(self.priority, self._model)
+            headers += self._edge.rate_limit_headers(self.priority, self._model, self.tenant)
         return headers
 
     def _waited_ns(self) -> int:

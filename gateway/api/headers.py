@@ -40,6 +40,7 @@ _NOT_SENT_UP = HOP_BY_HOP | {
     b"x-vllm-priority",
     b"x-data-parallel-rank",
     b"x-llm-d-inference-fairness-id",
+    b"openai-project",
 }
 _NOT_SENT_DOWN = HOP_BY_HOP | {
     b"content-length",

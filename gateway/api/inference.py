@@ -5,6 +5,7 @@ streaming response costs the data path three times as much CPU. They are documen
 page all the same.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -15,12 +16,12 @@ from starlette.types import ASGIApp
 
 from gateway import __version__
 from gateway.api.edge import Edge
-from gateway.api.endpoints import ENDPOINTS, Endpoint
+from gateway.api.endpoints import Endpoint, Use
 from gateway.api.errors import error_body
 from gateway.api.exchange import Exchange, Receive, Scope, Send
 from gateway.api.health import add_health
 
-_UNKNOWN = Endpoint("", (), False)
+_UNKNOWN = Endpoint("", (), Use.HELP)
 
 
 class TenantApp:
@@ -35,7 +36,7 @@ class TenantApp:
         if scope["type"] != "http" or scope["path"] in self._own_paths:
             await self._own(scope, receive, send)
         else:
-            endpoint = ENDPOINTS.get(scope["path"], _UNKNOWN)
+            endpoint = self._edge.endpoints.get(scope["path"], _UNKNOWN)
             await Exchange(self._edge, endpoint, scope, receive, send).run()
 
 
@@ -43,7 +44,7 @@ def create_tenant_app(edge: Edge) -> TenantApp:
     own = FastAPI(title="qos-gateway", version=__version__, docs_url=None, redoc_url=None)
     add_health(own, edge)
     answer_in_openai_shape(own)
-    describe_endpoints(own)
+    describe_endpoints(own, edge.endpoints.values())
     return TenantApp(edge, own, frozenset({"/healthz", "/readyz", "/openapi.json"}))
 
 
@@ -67,26 +68,28 @@ def answer_in_openai_shape(app: FastAPI) -> None:
         return Response(body, 422, None, "application/json")
 
 
-def describe_endpoints(app: FastAPI) -> None:
+def describe_endpoints(app: FastAPI, endpoints: Iterable[Endpoint]) -> None:
     """Put the paths of the fast lane into the OpenAPI page."""
     generate = app.openapi
 
     def openapi() -> dict[str, Any]:
         page = generate()
-        for endpoint in ENDPOINTS.values():
+        for endpoint in endpoints:
             for method in endpoint.methods:
-                page["paths"].setdefault(endpoint.path, {})[method.lower()] = _operation(endpoint)
+                page["paths"].setdefault(endpoint.path, {})[method.lower()] = _operation(endpoint, method)
         return page
 
     app.openapi = openapi  # type: ignore[method-assign]
 
 
-def _operation(endpoint: Endpoint) -> dict[str, Any]:
+def _operation(endpoint: Endpoint, method: str) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "summary": endpoint.summary,
         "responses": {"200": {"description": "The engine's answer, unchanged"}},
     }
-    if endpoint.generates:
+    if method == "POST":
+        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": {}}}}
+    if endpoint.is_budgeted(method):
         operation["parameters"] = [
             {
                 "name": "x-request-priority",
@@ -95,6 +98,5 @@ def _operation(endpoint: Endpoint) -> dict[str, Any]:
                 "schema": {"type": "string", "enum": ["P0", "P1", "P2", "realtime", "normal", "batch"]},
             }
         ]
-        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": {}}}}
         operation["responses"]["429"] = {"description": "Refused; `retry-after` says when to come back"}
     return operation

@@ -1,4 +1,4 @@
-"""One list of models from those of several engines."""
+"""Models: who may use which, whether one is served here, and one list from those of several engines."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -6,6 +6,23 @@ from typing import Any
 import msgspec
 
 from gateway.api.access import Caller
+from gateway.api.errors import Problem
+from gateway.policy.admission import Admission
+from gateway.policy.outcome import Outcome
+
+
+def check_may_use(caller: Caller, model: str) -> None:
+    """Raises Problem (403)."""
+    if not caller.may_use(model):
+        message = f"this API key may not use the model '{model[:100]}'"
+        raise Problem(Outcome.FORBIDDEN, message, param="model", code="model_not_allowed")
+
+
+def check_is_served(model: str, admission: Admission) -> None:
+    """Raises Problem (404)."""
+    if not admission.serves(model):
+        message = f"the model '{model[:100]}' is not served here"
+        raise Problem(Outcome.NOT_FOUND, message, param="model", code="model_not_found")
 
 
 def merged_models(pages: Iterable[bytes], caller: Caller) -> bytes:

@@ -3,9 +3,12 @@
 from collections.abc import Sequence
 from math import isfinite
 
+from msgspec import structs
+
 from gateway.api.access import Caller
-from gateway.api.body import BadBody, BodyFacts, peek
-from gateway.api.endpoints import Endpoint
+from gateway.api.body import BadBody, BodyFacts, peek, peek_model
+from gateway.api.body_text import TextCount
+from gateway.api.endpoints import Endpoint, Use
 from gateway.api.errors import Problem
 from gateway.policy.admission import Admission
 from gateway.policy.classification import (
@@ -24,16 +27,33 @@ Header = tuple[bytes, bytes]
 
 CLIENT_TIMEOUT_HEADERS = (b"x-stainless-read-timeout", b"x-stainless-timeout")
 RETRY_COUNT_HEADER = b"x-stainless-retry-count"
+SUBTENANT_HEADERS = (b"x-llm-d-inference-fairness-id", b"openai-project")
+SUBTENANT_BYTES_MAX = 128
 REQUEST_ID_BYTES_MAX = 128
 
 
-def read_body(body: bytes, endpoint: Endpoint) -> BodyFacts:
-    """Raises Problem (400) naming the field that is wrong."""
+def read_body(body: bytes, endpoint: Endpoint, count: TextCount) -> BodyFacts:
+    """The facts, and in `count` the texts. Raises Problem (400) naming the field that is wrong."""
     assert endpoint.dialect is not None
     try:
-        return peek(body, endpoint.dialect)
+        facts = peek(body, endpoint.dialect, count)
     except BadBody as bad:
-        raise Problem(Outcome.BAD_REQUEST, bad.message, param=bad.param, code=bad.code) from None
+        raise _problem(bad) from None
+    if endpoint.use is Use.READ:  # whatever the body says, nothing is generated and nothing streamed
+        return structs.replace(facts, stream=False, max_output_tokens=0, sequences=facts.prompts)
+    return facts
+
+
+def read_model(body: bytes) -> str | None:
+    """The model that the body of a request for help names, if it names one. Raises Problem (400)."""
+    try:
+        return peek_model(body) if body else None
+    except BadBody as bad:
+        raise _problem(bad) from None
+
+
+def _problem(bad: BadBody) -> Problem:
+    return Problem(Outcome.BAD_REQUEST, bad.message, param=bad.param, code=bad.code)
 
 
 def classify_request(
@@ -88,7 +108,7 @@ def build_ask(
         tenant=caller.tenant,
         model=facts.model,
         input_tokens=admission.input_estimator.estimate(
-            facts.model, facts.text_bytes, facts.exact_tokens, facts.images, facts.audio_parts
+            facts.model, facts.text, facts.exact_tokens, facts.images, facts.audio_parts
         ),
         max_output_tokens=facts.max_output_tokens,
         sequences=facts.sequences,
@@ -96,7 +116,21 @@ def build_ask(
         body_bytes=body_bytes,
         streaming=facts.stream,
         client_timeout_ns=client_timeout_ns(headers),
+        key=caller.key,
+        fairness_id=fairness_id(headers, caller),
+        claimed=classified.claimed if classified.claimed is not classified.granted else None,
     )
+
+
+def fairness_id(headers: Sequence[Header], caller: Caller) -> str | None:
+    """The sub-tenant named by a request whose key is trusted to name one, under its tenant's name."""
+    if not caller.trusts_subtenant:
+        return None
+    for wanted in SUBTENANT_HEADERS:
+        for name, value in headers:
+            if name == wanted and value:
+                return f"{caller.tenant}/{value[:SUBTENANT_BYTES_MAX].decode('latin-1')}"
+    return None
 
 
 def client_timeout_ns(headers: Sequence[Header]) -> int | None:

@@ -17,6 +17,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--port", type=int, default=8100, help="0 takes any free port")
     parser.add_argument("--policy", choices=("fcfs", "priority"), default="fcfs")
     parser.add_argument("--max-num-seqs", type=int, metavar="N", help="sequences in a batch")
+    parser.add_argument(
+        "--max-num-queued-reqs", type=int, metavar="N", help="sequences waiting and running; more get a 503"
+    )
     parser.add_argument("--exit-with-parent", action="store_true", help="exit when stdin is closed")
     asked = parser.parse_args(arguments)
     try:
@@ -26,6 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
             asked.port,
             policy=asked.policy,
             max_num_seqs=asked.max_num_seqs,
+            max_num_queued_reqs=asked.max_num_queued_reqs,
             exit_with_parent=asked.exit_with_parent,
         )
     except ValueError as error:

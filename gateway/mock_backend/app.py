@@ -2,13 +2,15 @@
 
 Headers of a stream go out when its sequences are queued; each token is one write at the end of its iteration.
 A client that goes away aborts its sequences at once. Every sequence a call has queued is given back in one
-place, `_generate`, on every way out.
+place, `_sequences`, on every way out.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,8 +19,11 @@ import msgspec
 from .gpu_model import GpuEngine, GpuPreset, SchedulingPolicy
 from .metrics_page import CONTENT_TYPE, metrics_page
 from .openai_answers import CHAT, COMPLETION, AnswerForm, StreamedAnswer, new_request_id, whole_answer
-from .openai_requests import Generation, RequestError, parse_chat, parse_completion
+from .openai_requests import Generation, parse_chat, parse_completion
 from .paced_engine import PacedEngine
+from .pooling_answers import POOLING_TASKS, PoolingTask
+from .request_errors import RequestError, queue_full
+from .token_calls import TOKEN_CALLS
 
 MODEL = "mock-gpu"
 VERSION = "0.32.0"
@@ -32,6 +37,17 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Parse = Callable[[bytes, str, int], Generation]
+AnswerAtOnce = Callable[[bytes, str, int], bytes]
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a call has the engine do: a sequence for each prompt, all alike but for the prompt's length."""
+
+    prompts_tokens: Sequence[int]
+    output_tokens: int = 0
+    priority: int = 0
+    finish_reason: str = "stop"
 
 
 class TokenMailbox:
@@ -73,11 +89,14 @@ class MockGpuApp:
         policy: SchedulingPolicy = "fcfs",
         max_num_seqs: int | None = None,
         model: str = MODEL,
+        max_num_queued_reqs: int | None = None,
     ) -> None:
         self._model = model
         self._created = int(time.time())
         self._max_model_len = preset.max_model_len
-        self._paced = PacedEngine(GpuEngine(preset, policy, max_num_seqs))
+        self._paced = PacedEngine(
+            GpuEngine(preset, policy, max_num_seqs), max_num_queued_reqs=max_num_queued_reqs
+        )
         self._running: asyncio.Task[None] | None = None
         self._routes: dict[str, tuple[str, Callable[[Message, Receive, Send], Awaitable[None]]]] = {
             "/v1/chat/completions": ("POST", partial(self._generate, parse_chat, CHAT)),
@@ -86,6 +105,8 @@ class MockGpuApp:
             "/health": ("GET", self._health),
             "/version": ("GET", self._version),
             "/metrics": ("GET", self._metrics),
+            **{path: ("POST", partial(self._pool, task)) for path, task in POOLING_TASKS.items()},
+            **{path: ("POST", partial(self._at_once, answer)) for path, answer in TOKEN_CALLS.items()},
         }
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
@@ -98,7 +119,10 @@ class MockGpuApp:
         elif scope["method"] != method:
             await _respond(send, 405, b'{"detail":"Method Not Allowed"}', [(b"allow", method.encode())])
         else:
-            await handler(scope, receive, send)
+            try:
+                await handler(scope, receive, send)
+            except RequestError as error:
+                await _respond(send, error.status, error.body())
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
@@ -139,31 +163,55 @@ class MockGpuApp:
         body = await _read_body(receive)
         if body is None:
             return
-        try:
-            asked = parse(body, self._model, self._max_model_len)
-        except RequestError as error:
-            await _respond(send, error.status, error.body())
+        asked = parse(body, self._model, self._max_model_len)
+        work = Work(asked.choices_prompt_tokens(), asked.output_tokens, asked.priority, asked.finish_reason)
+        answer = _stream_answer if asked.stream else _send_whole_answer
+        async with self._sequences(work, receive, every_token=asked.stream) as mailbox:
+            await answer(form, asked, self._model, _request_id(scope), mailbox, send)
+
+    async def _pool(self, task: PoolingTask[Any], scope: Message, receive: Receive, send: Send) -> None:
+        """Embeddings, scores and their like: nothing but prefill."""
+        body = await _read_body(receive)
+        if body is None:
             return
+        call = task.parse(body, self._model, self._max_model_len)
+        work = Work(call.prompts_tokens, priority=call.priority)
+        async with self._sequences(work, receive, every_token=False) as mailbox:
+            if await _all_finished(mailbox, len(work.prompts_tokens)):
+                request_id = _request_id(scope)
+                answer = task.answer(call, self._model, request_id)
+                await _respond(send, 200, answer, [(b"x-request-id", request_id.encode())])
+
+    async def _at_once(self, answer: AnswerAtOnce, scope: Message, receive: Receive, send: Send) -> None:
+        """Questions that need no GPU."""
+        body = await _read_body(receive)
+        if body is not None:
+            await _respond(send, 200, answer(body, self._model, self._max_model_len))
+
+    @asynccontextmanager
+    async def _sequences(
+        self, work: Work, receive: Receive, *, every_token: bool
+    ) -> AsyncIterator[TokenMailbox]:
+        """The work, queued; its tokens, or only the last of each sequence, come into the mailbox. When the
+        client has gone the mailbox closes. Raises RequestError when the engine takes no more."""
+        if not self._paced.takes(len(work.prompts_tokens)):
+            raise queue_full()
         mailbox = TokenMailbox()
+        put = mailbox.put if every_token else mailbox.put_last
         gone = asyncio.create_task(_client_gone(receive))
         gone.add_done_callback(lambda _: mailbox.close())
-        sequences = self._queue(asked, mailbox)
+        ids = [
+            self._paced.submit(
+                tokens, work.output_tokens, work.priority, work.finish_reason, partial(put, index)
+            )
+            for index, tokens in enumerate(work.prompts_tokens)
+        ]
         try:
-            answer = _stream_answer if asked.stream else _send_whole_answer
-            await answer(form, asked, self._model, _request_id(scope), mailbox, send)
+            yield mailbox
         finally:
             gone.cancel()
-            for id in sequences:
+            for id in ids:
                 self._paced.abort(id)
-
-    def _queue(self, asked: Generation, mailbox: TokenMailbox) -> list[int]:
-        put = mailbox.put if asked.stream else mailbox.put_last
-        return [
-            self._paced.submit(
-                tokens, asked.output_tokens, asked.priority, asked.finish_reason, partial(put, choice)
-            )
-            for choice, tokens in enumerate(asked.choices_prompt_tokens())
-        ]
 
 
 async def _stream_answer(
@@ -193,14 +241,19 @@ async def _stream_answer(
 async def _send_whole_answer(
     form: AnswerForm, asked: Generation, model: str, request_id: str, mailbox: TokenMailbox, send: Send
 ) -> None:
-    unfinished = len(asked.choices_prompt_tokens())
-    while unfinished:
+    if await _all_finished(mailbox, len(asked.choices_prompt_tokens())):
+        body = whole_answer(form, asked, model, request_id)
+        await _respond(send, 200, body, [(b"x-request-id", request_id.encode())])
+
+
+async def _all_finished(mailbox: TokenMailbox, sequences: int) -> bool:
+    """Wait for the last token of each; False when the client has gone before."""
+    while sequences:
         tokens = await mailbox.take()
         if not tokens:
-            return
-        unfinished -= len(tokens)
-    body = whole_answer(form, asked, model, request_id)
-    await _respond(send, 200, body, [(b"x-request-id", request_id.encode())])
+            return False
+        sequences -= len(tokens)
+    return True
 
 
 async def _read_body(receive: Receive) -> bytes | None:

@@ -44,12 +44,13 @@ class MockGpuProcess:
         *,
         policy: SchedulingPolicy = "fcfs",
         max_num_seqs: int | None = None,
+        max_num_queued_reqs: int | None = None,
         ready_seconds_max: float = READY_SECONDS_MAX,
     ) -> "MockGpuProcess":
         """Returns when the child accepts connections; no child is left behind when it does not."""
         find_preset(preset)
         process = await asyncio.create_subprocess_exec(
-            *_command(preset, policy, max_num_seqs),
+            *_command(preset, policy, max_num_seqs, max_num_queued_reqs),
             stdin=PIPE,
             stdout=PIPE,
             stderr=PIPE,
@@ -123,10 +124,16 @@ class _StderrTail:
             self._kept = (self._kept + part)[-_KEPT_STDERR_BYTES:]
 
 
-def _command(preset: str, policy: SchedulingPolicy, max_num_seqs: int | None) -> list[str]:
+def _command(
+    preset: str, policy: SchedulingPolicy, max_num_seqs: int | None, max_num_queued_reqs: int | None
+) -> list[str]:
     command = [sys.executable, "-m", "gateway.mock_backend", "--preset", preset, "--policy", policy]
     command += ["--host", "127.0.0.1", "--port", "0", "--exit-with-parent"]
-    return command if max_num_seqs is None else [*command, "--max-num-seqs", str(max_num_seqs)]
+    if max_num_seqs is not None:
+        command += ["--max-num-seqs", str(max_num_seqs)]
+    if max_num_queued_reqs is not None:
+        command += ["--max-num-queued-reqs", str(max_num_queued_reqs)]
+    return command
 
 
 async def _read_url(process: Process) -> str | None:

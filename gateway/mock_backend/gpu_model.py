@@ -92,12 +92,14 @@ class Sequence:
     id: SequenceId
     prompt_tokens: int
     output_tokens: int
+    """0: only the prompt is worked on, as for an embedding; it ends with its prefill."""
     priority: int = 0
     """Lower goes first, as in vLLM; looked at only under the `priority` policy."""
 
 
 class Emitted(NamedTuple):
-    """A token: which one of its answer, counted from 0, and whether it is the last."""
+    """A token: which one of its answer, counted from 0, and whether it is the last. For a sequence without
+    output tokens it is the end of its prefill."""
 
     id: SequenceId
     token_index: int
@@ -209,8 +211,8 @@ class GpuEngine:
         return bool(self._states)
 
     def submit(self, sequence: Sequence) -> None:
-        if sequence.prompt_tokens < 1 or sequence.output_tokens < 1:
-            raise ValueError(f"a prompt and an answer have at least one token: {sequence}")
+        if sequence.prompt_tokens < 1 or sequence.output_tokens < 0:
+            raise ValueError(f"a prompt has at least one token, an answer none or more: {sequence}")
         if sequence.prompt_tokens + sequence.output_tokens > self._max_sequence_tokens:
             raise ValueError(f"over {self._max_sequence_tokens} tokens, this never fits: {sequence}")
         if sequence.id in self._states:
@@ -332,7 +334,7 @@ class GpuEngine:
     def _emit(self, state: _State) -> Emitted:
         sequence = state.sequence
         state.generated += 1
-        finished = state.generated == sequence.output_tokens
+        finished = state.generated >= sequence.output_tokens
         if finished:
             self._stop_running(state)
             state.alive = False

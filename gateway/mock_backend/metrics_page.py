@@ -12,7 +12,7 @@ def metrics_page(engine: GpuEngine, counters: EngineCounters, model: str) -> byt
     labels = f'engine="0",model_name="{model}"'
     lines: list[str] = []
 
-    def metric(name: str, kind: str, help: str, samples: dict[str, float]) -> None:
+    def metric(name: str, kind: str, help: str, samples: dict[str, float], labels: str = labels) -> None:
         lines.append(f"# HELP vllm:{name} {help}")
         lines.append(f"# TYPE vllm:{name} {kind}")
         lines.extend(f"vllm:{name}{{{labels}{more}}} {float(value)}" for more, value in samples.items())
@@ -27,6 +27,10 @@ def metrics_page(engine: GpuEngine, counters: EngineCounters, model: str) -> byt
     metric("generation_tokens_total", "counter", "Number of generation tokens processed.", {"": generated})
     finished = {f',finished_reason="{reason}"': counters.finished[reason] for reason in FINISH_REASONS}
     metric("request_success_total", "counter", "Count of successfully processed requests.", dict(finished))
+    rejected = {',reason="max_num_queued_reqs"': counters.queue_full, ',reason="max_num_queued_tokens"': 0}
+    told = "Number of admission attempts rejected by a queue limit, by reason."
+    of_server = f'model_name="{model}"'  # it is the HTTP server that rejects, in front of all engines
+    metric("admission_rejections_total", "counter", told, dict(rejected), of_server)
     kv_tokens = engine.preset.kv_tokens
     memory = (
         f',block_size="{BLOCK_TOKENS}",kv_cache_size_tokens="{kv_tokens}"'

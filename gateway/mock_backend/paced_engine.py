@@ -20,6 +20,8 @@ class EngineCounters:
     generation_tokens: int = 0
     finished: Counter[str] = field(default_factory=Counter)
     """Sequences by finish reason: `stop`, `length`, `abort`."""
+    queue_full: int = 0
+    """Calls refused because of `max_num_queued_reqs`."""
 
 
 @dataclass(frozen=True)
@@ -36,13 +38,28 @@ class PacedEngine:
     late wake-ups do not add up, and the cadence keeps its mean even where timers tick in milliseconds.
     """
 
-    def __init__(self, engine: GpuEngine, now: Callable[[], int] = time.monotonic_ns) -> None:
+    def __init__(
+        self,
+        engine: GpuEngine,
+        now: Callable[[], int] = time.monotonic_ns,
+        max_num_queued_reqs: int | None = None,
+    ) -> None:
+        if max_num_queued_reqs is not None and max_num_queued_reqs < 1:
+            raise ValueError(f"max_num_queued_reqs must be at least 1, got {max_num_queued_reqs}")
         self.engine = engine
+        self._max_num_queued_reqs = max_num_queued_reqs
         self.counters = EngineCounters()
         self._now = now
         self._clients: dict[SequenceId, _Client] = {}
         self._numbers = 0
         self._work = asyncio.Event()
+
+    def takes(self, sequences: int) -> bool:
+        """Whether so many more may wait or run; a no is counted."""
+        limit = self._max_num_queued_reqs
+        has_room = limit is None or self.engine.running + self.engine.waiting + sequences <= limit
+        self.counters.queue_full += not has_room
+        return has_room
 
     def submit(
         self,
@@ -52,7 +69,8 @@ class PacedEngine:
         finish_reason: str,
         deliver: Callable[[int, bool], None],
     ) -> int:
-        """Queue a sequence; `deliver(index, finished)` is called for each of its tokens. Returns its id."""
+        """Queue a sequence; `deliver(index, finished)` is called for each of its tokens, or without any at
+        the end of its prefill. Returns its id."""
         self._numbers += 1
         sequence = Sequence(self._numbers, prompt_tokens, output_tokens, priority)
         self.engine.submit(sequence)
@@ -92,7 +110,8 @@ class PacedEngine:
 
     def _hand_out(self, token: Emitted) -> None:
         client = self._clients[token.id]
-        self.counters.generation_tokens += 1
+        if client.sequence.output_tokens:
+            self.counters.generation_tokens += 1
         if token.token_index == 0:
             self.counters.prompt_tokens += client.sequence.prompt_tokens
         if token.finished:

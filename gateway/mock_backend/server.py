@@ -23,14 +23,15 @@ def serve_mock_gpu(
     *,
     policy: SchedulingPolicy = "fcfs",
     max_num_seqs: int | None = None,
+    max_num_queued_reqs: int | None = None,
     exit_with_parent: bool = False,
 ) -> None:
     """Serve until SIGTERM or SIGINT; port 0 takes any free one.
 
     Prints `ready http://HOST:PORT preset=NAME` once connections are accepted. ValueError for an unknown
-    preset or policy, OSError when the address cannot be listened on.
+    preset or policy or a limit below 1, OSError when the address cannot be listened on.
     """
-    app = MockGpuApp(find_preset(preset), policy, max_num_seqs)
+    app = MockGpuApp(find_preset(preset), policy, max_num_seqs, max_num_queued_reqs=max_num_queued_reqs)
     listener = _listen(host, port)
     if exit_with_parent:
         threading.Thread(target=_exit_at_end_of_stdin, daemon=True).start()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from gateway.policy.clock import NEVER, Clock
 from gateway.policy.engine_load import EngineLoad
-from gateway.policy.events import Observer, RequestEnded
+from gateway.policy.events import Observer, Order, RequestEnded
 from gateway.policy.input_estimator import InputEstimator
 from gateway.policy.outcome import Outcome
 from gateway.policy.parameters import MILLITOKENS, PolicyParameters, UpstreamParameters
@@ -74,8 +74,7 @@ class Admission:
         """Offer a request. Raises RequestTooLong for one that can never be served, KeyError for a model
         that no upstream serves."""
         now = self._clock.now()
-        self._seq += 1
-        ticket = Ticket(self._seq, ask, now)
+        ticket = Ticket(self._next(), ask, now)
         observed = self.parameters.classes[ask.priority].observe
         self._price(ticket)
         try:
@@ -92,14 +91,14 @@ class Admission:
         else:
             raise KeyError(ask.model)
         if self._observer.wants_details:
-            pool.advance(now)
+            pool.catch_up(now)
             ticket.seen = seen(pool, now)
         if self._draining:
-            self._refuse_at_once(ticket, DRAINING)
+            self._refuse_at_once(ticket, DRAINING, now)
             return ticket
         refusal = self._tenants.refusal(ticket, now) if ticket.would_be is None else None
         if refusal is not None and not observed:
-            self._refuse_at_once(ticket, refusal)
+            self._refuse_at_once(ticket, refusal, now)
             return ticket
         if refusal is not None:
             ticket.would_be = refusal.outcome
@@ -112,12 +111,14 @@ class Admission:
     def first_token(self, ticket: Ticket) -> None:
         """The first token of a stream was seen."""
         if ticket.stage is Stage.DISPATCHED and ticket.first_token_at is None:
+            ticket.first_token_seq = self._next()
             ticket.pool.first_token(ticket, self._clock.now())
 
     def finish(self, ticket: Ticket, outcome: Outcome, delivered: Delivered = NOTHING_DELIVERED) -> None:
         """A dispatched request has ended. Only the first call counts."""
         if ticket.stage is not Stage.DISPATCHED:
             return
+        self._next()
         now = self._clock.now()
         usage = delivered.usage
         weight = self.parameters.classes[ticket.priority].weight
@@ -133,14 +134,15 @@ class Admission:
         """Whether a dispatched request that its engine sent back may try again: once, and not where
         nothing is enforced."""
         observed = self.parameters.classes[ticket.priority].observe
-        return ticket.stage is Stage.DISPATCHED and not ticket.requeued and not observed
+        return ticket.stage is Stage.DISPATCHED and ticket.requeued_at is None and not observed
 
     def requeue(self, ticket: Ticket) -> None:
         """The engine had no room for a dispatched request and ran nothing of it. It waits again, and will
         be decided about again."""
         if not self.may_requeue(ticket):
             raise ValueError(f"{ticket} cannot be sent again")
-        now = self._clock.now()
+        now = ticket.requeued_at = self._clock.now()
+        ticket.requeued_seq = self._next()
         self._observer.queue_full(ticket.upstream.name, now)
         ticket.pool.requeue(ticket, now)
         if self._draining:
@@ -149,6 +151,7 @@ class Admission:
     def cancel(self, ticket: Ticket, outcome: Outcome = Outcome.CLIENT_GONE_QUEUED) -> None:
         """Take a waiting request out. A dispatched or ended one is left alone."""
         if ticket.stage in (Stage.THROTTLED, Stage.READY):
+            self._next()
             ticket.pool.cancel(ticket, Refusal(outcome, "the client left"), self._clock.now())
 
     def advance(self) -> None:
@@ -171,6 +174,7 @@ class Admission:
     def drain(self) -> None:
         """Refuse all that waits and all that will come; what is in flight goes on."""
         self._draining = True
+        self._next()
         now = self._clock.now()
         for pool in self.pools:
             pool.cancel_all(DRAINING, now)
@@ -183,8 +187,8 @@ class Admission:
         pool, slots = self._slots[name]
         if slots.healthy != healthy:
             now = self._clock.now()
-            pool.set_health(slots, healthy, now)
             self._observer.health_changed(name, healthy, now)
+            pool.set_health(slots, healthy, now)
 
     def engine_load_told(self, name: str, load: EngineLoad) -> None:
         """The upstream's metrics page was read."""
@@ -226,6 +230,11 @@ class Admission:
 
     # ------------------------------------------------------------------ inside
 
+    def _next(self) -> int:
+        """The running number of what the policy is being told."""
+        self._seq += 1
+        return self._seq
+
     def _price(self, ticket: Ticket) -> None:
         ask, capacity = ticket.ask, self.parameters.capacity
         ticket.output_reserve = self._output_reserves[ask.priority].reserve(ask)
@@ -248,14 +257,13 @@ class Admission:
                 says = f"this prompt costs about {prompt} tokens; tenant '{ask.tenant}' has {per_minute}"
                 raise RequestTooLong(f"{says} in a minute")
 
-    def _refuse_at_once(self, ticket: Ticket, refusal: Refusal) -> None:
+    def _refuse_at_once(self, ticket: Ticket, refusal: Refusal, now: int) -> None:
         ticket.stage = Stage.ENDED
         ticket.refusal = refusal
-        self._decide(ticket)
+        self._decide(ticket, now)
 
-    def _decide(self, ticket: Ticket) -> None:
+    def _decide(self, ticket: Ticket, now: int) -> None:
         if ticket.refusal is not None:
-            now = self._clock.now()
             ticket.outcome = ticket.refusal.outcome
             self._tenants.settle(ticket, None, now)
             self._report(ticket, NOTHING_DELIVERED, now)
@@ -266,7 +274,8 @@ class Admission:
     def _report(self, ticket: Ticket, delivered: Delivered, now: int) -> None:
         event = _ended(ticket, delivered, now)
         if self._observer.wants_details:
-            event = event._replace(ask=ticket.ask, seen=ticket.seen)
+            order = Order(ticket.seq, ticket.requeued_seq, ticket.first_token_seq, self._seq)
+            event = event._replace(ask=ticket.ask, seen=ticket.seen, order=order)
         self.slo_monitor.record(event)
         self._observer.ended(event)
 
@@ -301,7 +310,7 @@ def _ended(ticket: Ticket, delivered: Delivered, now: int) -> RequestEnded:
         promoted=ticket.promoted,
         by_tenant_limit=ticket.refusal is not None and ticket.refusal.by_tenant_limit,
         would_be=ticket.would_be,
-        requeued=ticket.requeued,
+        requeued_at=ticket.requeued_at,
     )
 
 

@@ -17,8 +17,9 @@ class RequestEnded(NamedTuple):
     `usage` is what was settled: measured where the engine told, counted otherwise, None when nothing ran.
     `ttft_ns` counts from arrival, `upstream_ttft_ns` from dispatch. `by_tenant_limit`: refused by the
     tenant's own limit. `would_be`: how it would have been refused, had its class not been in observe mode.
-    `requeued`: an engine had no room for it, and it was sent again. `ask` and `seen` (what the policy saw
-    when it arrived) are there when the request came to the policy and somebody `wants_details`.
+    `requeued_at`: an engine had no room for it then, and it was sent again. `ask`, `seen` (what the policy
+    saw when it arrived) and `order` are there when the request came to the policy and somebody
+    `wants_details`.
     """
 
     request_id: str
@@ -41,9 +42,24 @@ class RequestEnded(NamedTuple):
     promoted: bool
     by_tenant_limit: bool = False
     would_be: Outcome | None = None
-    requeued: bool = False
+    requeued_at: int | None = None
     ask: Ask | None = None
     seen: "Seen | None" = None
+    order: "Order | None" = None
+
+    @property
+    def requeued(self) -> bool:
+        return self.requeued_at is not None
+
+
+class Order(NamedTuple):
+    """Running numbers, among all that the policy was told, of what happened to a request: what happened at
+    one instant happened in this order."""
+
+    arrived: int
+    requeued: int | None
+    first_token: int | None
+    ended: int
 
 
 class Seen(NamedTuple):

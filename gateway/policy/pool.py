@@ -35,7 +35,7 @@ class Pool:
         parameters: PolicyParameters,
         upstreams: list[UpstreamParameters],
         now: int,
-        decide: Callable[[Ticket], None],
+        decide: Callable[[Ticket, int], None],
     ) -> None:
         self._decide = decide
         self._take(parameters)
@@ -77,7 +77,7 @@ class Pool:
         return [ticket for route in self._routes.values() for ticket in route.waiting.values()]
 
     def set_health(self, upstream: UpstreamSlots, healthy: bool, now: int) -> None:
-        self._catch_up(now)
+        self.catch_up(now)
         upstream.healthy = healthy
         self._nobody_can_go = False
         for route in self._routes.values():
@@ -91,7 +91,7 @@ class Pool:
         self._settle_down(now)
 
     def engine_load_told(self, upstream: UpstreamSlots, load: EngineLoad, now: int) -> None:
-        self._catch_up(now)
+        self.catch_up(now)
         upstream.told(load, now)
         self._nobody_can_go = False
         self._settle_down(now)
@@ -99,7 +99,7 @@ class Pool:
     def reconfigure(self, parameters: PolicyParameters, now: int) -> None:
         """Other settings for the same upstreams. Levels (cut to the new bursts), queues and leases stay;
         what waits keeps the deadline it was given."""
-        self._catch_up(now)
+        self.catch_up(now)
         self._take(parameters)
         self.scheduler.reconfigure(parameters.classes, parameters.scheduling.skip_limit)
         by_name = {upstream.name: upstream for upstream in parameters.upstreams}
@@ -213,7 +213,7 @@ class Pool:
         if not ticket.ask.streaming:
             ticket.assumed_at = now + upstream.prefill.predict_ns(ticket.input_tokens)
             heappush(self._assumed_first_tokens, (ticket.assumed_at, ticket.seq, ticket))
-        self._decide(ticket)
+        self._decide(ticket, now)
 
     def _let_through(self, ticket: Ticket, wait_limit: int, now: int) -> None:
         """Observe: decide as if it counted, then send it whatever the decision. Who would have to wait is
@@ -244,7 +244,7 @@ class Pool:
 
     def first_token(self, ticket: Ticket, now: int) -> None:
         """The first token of a dispatched request was seen; said once."""
-        self._catch_up(now)
+        self.catch_up(now)
         ticket.first_token_at = now
         if ticket.had_engine_alone and ticket.dispatched_at is not None:
             ticket.upstream.prefill.learn(ticket.input_tokens, now - ticket.dispatched_at)
@@ -269,7 +269,7 @@ class Pool:
 
     def finish(self, ticket: Ticket, actual_cost: int, now: int) -> None:
         """End a dispatched request: settle, free its place, let the next ones go."""
-        self._catch_up(now)
+        self.catch_up(now)
         if not ticket.exempt:
             self._settle(ticket, actual_cost)
         ticket.upstream.release(ticket)
@@ -280,7 +280,7 @@ class Pool:
     def requeue(self, ticket: Ticket, now: int) -> None:
         """The engine had no room for a dispatched request and ran nothing of it: it gives back place and
         tokens and waits again, before the others of its tenant, until the deadline it had."""
-        self._catch_up(now)
+        self.catch_up(now)
         upstream: UpstreamSlots = ticket.upstream
         if not ticket.exempt:
             self._settle(ticket, 0)
@@ -289,7 +289,6 @@ class Pool:
         ticket.upstream = ticket.dispatched_at = ticket.paid_at = None
         ticket.assumed_at = NEVER
         ticket.promoted = False
-        ticket.requeued = True
         ticket.stage = Stage.THROTTLED
         self._nobody_can_go = False
         self._hold(ticket)
@@ -324,7 +323,7 @@ class Pool:
             self._no_longer_waiting(ticket)
         ticket.refusal = refusal
         self._leave(ticket, now)
-        self._decide(ticket)
+        self._decide(ticket, now)
 
     def _no_longer_waiting(self, ticket: Ticket) -> None:
         self.queued_bytes[ticket.priority] -= ticket.ask.body_bytes
@@ -345,11 +344,11 @@ class Pool:
 
     def advance(self, now: int) -> None:
         """Bring everything up to `now`. Early, or repeated, it does nothing."""
-        self._catch_up(now)
+        self.catch_up(now)
         if self._expire(now):
             self._proceed(now)
 
-    def _catch_up(self, now: int) -> None:
+    def catch_up(self, now: int) -> None:
         """Bring everything up to `now`, but leave those whose wait ends just now a last chance: what
         frees a place at this instant is still to come."""
         self.buckets.advance(now)
@@ -374,6 +373,8 @@ class Pool:
             if ticket.stage in _WAITING:
                 over.append(ticket)
         for ticket in over:
+            if ticket.stage is Stage.ENDED:  # it was booked twice: before and after it was sent back
+                continue
             self._end_waiting(ticket, self._refusals.waited_too_long(ticket, now), now)
         for route in self._routes.values():
             while (ticket_and_time := self._first_without_upstream(route)) and ticket_and_time[1] <= until:

@@ -94,6 +94,7 @@ class Ticket:
         "dispatched_at",
         "exempt",
         "first_token_at",
+        "first_token_seq",
         "had_engine_alone",
         "input_tokens",
         "is_long",
@@ -107,7 +108,8 @@ class Ticket:
         "priority",
         "promoted",
         "refusal",
-        "requeued",
+        "requeued_at",
+        "requeued_seq",
         "route",
         "seen",
         "seq",
@@ -150,7 +152,9 @@ class Ticket:
         self.prefilling = False  # dispatched, first token not yet seen
         self.assumed_at = NEVER  # when its first token counts as seen, for an answer that is not streamed
         self.promoted = False
-        self.requeued = False  # an engine sent it back for want of room
+        self.requeued_at: int | None = None  # an engine sent it back for want of room
+        self.requeued_seq: int | None = None
+        self.first_token_seq: int | None = None
         self.seen: Any = None  # events.Seen, if somebody wants details
         self.refusal: Refusal | None = None
         self.outcome: Outcome | None = None
@@ -158,6 +162,10 @@ class Ticket:
         self.pool: Any = None  # pool.Pool
         self.upstream: Any = None  # upstream_slots.UpstreamSlots, once dispatched
         self.waiter: Any = None
+
+    @property
+    def requeued(self) -> bool:
+        return self.requeued_at is not None
 
     @property
     def queue_wait_ns(self) -> int | None:

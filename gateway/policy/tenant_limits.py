@@ -28,8 +28,6 @@ ONE_REQUEST = MILLITOKENS
 BUSY_RETRY_NS = NANOSECONDS_PER_SECOND
 """When to come back over `max_in_flight`: nobody knows when one of those running will end."""
 
-NO_LIMITS = TenantParameters()
-
 
 class MinuteBucket:
     """Holds one minute of `per_minute`; amounts are thousandths. Starts full."""
@@ -122,7 +120,7 @@ class TenantLimits:
         self._max_debt_seconds = parameters.capacity.max_debt_seconds
         self._key_limits: Mapping[str, int] = parameters.key_max_in_flight
         for name in self._tenants.keys() - parameters.tenants.keys():
-            self._tenants[name].configure(NO_LIMITS, now)
+            del self._tenants[name]
         for name, limits in parameters.tenants.items():
             self._tenants.setdefault(name, _Tenant()).configure(limits, now)
 
@@ -186,7 +184,7 @@ class TenantLimits:
             self.forgive(ticket, now)
             return
         tenant = self._tenants.get(ticket.ask.tenant)
-        if tenant is not None and tenant.tokens is not None:
+        if tenant is not None and tenant.tokens is not None and ticket.tenant_charged:
             tenant.advance(now)
             more = actual - ticket.tenant_charged
             if more > 0:

@@ -1,4 +1,4 @@
-"""What a request costs: estimated before it runs, settled after.
+"""What a request costs, and how much is set aside for an answer whose length is not known yet.
 
     cost = weight × (input − cached × (1 − cache_weight) + output_weight × output)
 
@@ -7,22 +7,11 @@ decoded token costs an engine 4 to 10 prefill tokens, hence `output_weight`.
 """
 
 from bisect import bisect_left, insort
-from collections import OrderedDict, deque
+from collections import deque
 from math import ceil
 
 from gateway.policy.parameters import MILLITOKENS, CapacityParameters
 from gateway.policy.request import Ask, Usage
-
-IMAGE_TOKENS = 1024
-"""One image: between the 576 of a small vision tower and the 2,880 of a tiled one; settled afterwards."""
-AUDIO_TOKENS = 512
-"""One audio part: about twenty seconds at 25 tokens a second; settled afterwards."""
-
-INITIAL_BYTES_PER_TOKEN = 4.0
-_LEARNING_RATE = 0.1
-_PLAUSIBLE_BYTES_PER_TOKEN = (0.5, 16.0)
-_LEARN_FROM_TEXT_BYTES = 32  # shorter texts are mostly chat template
-_MODELS_REMEMBERED = 256
 
 _QUANTILE_WINDOW = 512
 _QUANTILE_SAMPLES_MIN = 20
@@ -41,38 +30,6 @@ def usage_millitokens(weight: float, usage: Usage, capacity: CapacityParameters)
     return cost_millitokens(weight, usage.input_tokens, usage.cached_tokens, usage.output_tokens, capacity)
 
 
-class InputEstimator:
-    """Prompt length from its bytes, by the bytes-per-token ratio that each model has shown.
-
-    The ratio is an exponentially weighted mean over the answers' `usage`, started at 4. Nothing that a
-    client says of its own length is believed.
-    """
-
-    def __init__(self) -> None:
-        self._bytes_per_token: OrderedDict[str, float] = OrderedDict()
-
-    def estimate(
-        self, model: str, text_bytes: int, exact_tokens: int = 0, images: int = 0, audio: int = 0
-    ) -> int:
-        """Tokens, at least 1."""
-        text = ceil(text_bytes / self._bytes_per_token.get(model, INITIAL_BYTES_PER_TOKEN))
-        return max(1, text + exact_tokens + images * IMAGE_TOKENS + audio * AUDIO_TOKENS)
-
-    def learn(self, model: str, text_bytes: int, input_tokens: int) -> None:
-        """Take in that `text_bytes` of text alone were `input_tokens` tokens."""
-        if text_bytes < _LEARN_FROM_TEXT_BYTES or input_tokens <= 0:
-            return
-        low, high = _PLAUSIBLE_BYTES_PER_TOKEN
-        seen = min(max(text_bytes / input_tokens, low), high)
-        known = self._bytes_per_token.pop(model, INITIAL_BYTES_PER_TOKEN)
-        self._bytes_per_token[model] = known + _LEARNING_RATE * (seen - known)
-        if len(self._bytes_per_token) > _MODELS_REMEMBERED:
-            self._bytes_per_token.popitem(last=False)
-
-    def bytes_per_token(self, model: str) -> float:
-        return self._bytes_per_token.get(model, INITIAL_BYTES_PER_TOKEN)
-
-
 class OutputReserve:
     """How many output tokens to set aside for an answer whose length is not known yet.
 
@@ -81,10 +38,14 @@ class OutputReserve:
     """
 
     def __init__(self, capacity: CapacityParameters) -> None:
-        self._quantile = capacity.output_quantile
-        self._initial = capacity.initial_output_tokens
         self._recent: deque[int] = deque()
         self._sorted: list[int] = []
+        self.reconfigure(capacity)
+
+    def reconfigure(self, capacity: CapacityParameters) -> None:
+        """Other settings; what was seen stays."""
+        self._quantile = capacity.output_quantile
+        self._initial = capacity.initial_output_tokens
 
     def observe(self, output_tokens: int) -> None:
         if len(self._recent) == _QUANTILE_WINDOW:

@@ -29,8 +29,11 @@ async def relay_stream(
     write: Callable[[bytes], Awaitable[None]],
     on_first_token: Callable[[], None],
     clock: Clock,
+    *,
+    needs_end_mark: bool = True,
 ) -> StreamEnd:
-    """Relay until the stream's end, and say which end it was."""
+    """Relay until the stream's end, and say which end it was. Of a stream whose end marks are not known
+    (`needs_end_mark` False) a body that ends in order is a complete one."""
     waiting_for_first = True
     try:
         while piece := await response.read():
@@ -48,7 +51,8 @@ async def relay_stream(
     await _write_held(observer, write, clock)
     if observer.error is not None:
         return StreamEnd.ERROR_EVENT
-    return StreamEnd.COMPLETE if observer.done or observer.finished else StreamEnd.BROKEN_OFF
+    marked = observer.done or observer.finished
+    return StreamEnd.COMPLETE if marked or not needs_end_mark else StreamEnd.BROKEN_OFF
 
 
 async def _write_held(

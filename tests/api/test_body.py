@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.api.body import SEQUENCES_MAX, BadBody, BodyFacts, edit, peek
-from gateway.api.body_text import string_bytes
+from gateway.api.body import SEQUENCES_MAX, BadBody, BodyFacts, edit, peek, peek_model
+from gateway.api.body_text import TextCount, text_of
+from gateway.policy.input_estimator import TextFeatures
 
 NOBODY: frozenset[str] = frozenset()
 
@@ -53,10 +54,12 @@ def test_the_facts_of_an_ordinary_request() -> None:
         prompts=1,
         sequences=2,
         text_bytes=5,
+        text=TextFeatures(letters=5, conversations=1, items=1),
         exact_tokens=0,
         images=0,
         audio_parts=0,
         messages=1,
+        reads_more=False,
         service_tier="flex",
         has_engine_hints=True,
     )
@@ -438,16 +441,43 @@ def test_tools_and_calls_count_as_the_json_they_are() -> None:
             5,
         ),
         ("messages", {"messages": [{"content": [{"type": "tool_use", "input": {"a": 1}}]}]}, 8),
-        ("rerank", {"query": "hello", "documents": ["one", {"text": "two"}]}, 11),
-        ("score", {"text_1": "hello", "text_2": ["one", "two"]}, 11),
+        ("rerank", {"query": "hello", "documents": ["one", {"text": "two"}]}, 16),
+        ("rerank", {"query": "hello", "documents": ["one"]}, 8),
+        ("score", {"text_1": "hello", "text_2": ["one", "two"]}, 16),
+        ("score", {"data_1": ["hello"], "data_2": ["one", "two", "six"]}, 24),
+        ("score", {"queries": ["hello", "again"], "items": ["one", "two"]}, 16),
         ("embeddings", {"messages": [{"content": "hello"}]}, 5),
         ("completions", {"prompt": "hello", "suffix": "end"}, 8),
         ("other", {}, 0),
+        ("other", {"input": "hello", "temperature": 0.5, "user": "me"}, 5),
+        ("other", {"input_ids": [1, 2, 3], "texts": ["one"], "seed": 7}, len("[1, 2, 3]") + len('["one"]')),
     ],
 )
 def test_the_text_of_other_apis(dialect: Any, members: dict[str, Any], text_bytes: int) -> None:
-    """Each has its own names for it."""
+    """Each has its own names for it; a query is read once with each text that it stands against; of an API
+    that is not known every text, list and object counts."""
     assert peek(json.dumps({"model": "m"} | members).encode(), dialect).text_bytes == text_bytes
+
+
+@pytest.mark.parametrize(
+    ("body", "model"),
+    [
+        (b"{}", None),
+        (b'{"model": null, "stream": "perhaps"}', None),
+        (b'{"model": ""}', None),
+        (b'{"n": -1, "mode\\u006c": "m"}', "m"),
+    ],
+)
+def test_the_model_may_be_all_that_is_looked_for(body: bytes, model: str | None) -> None:
+    """Other members are not judged, and it may be missing."""
+    assert peek_model(body) == model
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b'{"a":1,"a":1}', b'{"model":1}', b'{"a":"\xff"}', b"[" * 9999])
+def test_a_look_for_the_model_refuses_what_is_ambiguous(body: bytes) -> None:
+    """As a look at everything does."""
+    with pytest.raises(BadBody):
+        peek_model(body)
 
 
 @pytest.mark.parametrize(
@@ -469,9 +499,9 @@ def test_a_conversation_is_one_sequence_and_a_batch_is_many(
 
 
 @given(st.text(), st.booleans())
-def test_the_bytes_of_a_string(text: str, ascii_only: bool) -> None:
-    """Escapes count as what they stand for."""
-    assert string_bytes(json.dumps(text, ensure_ascii=ascii_only).encode()) == len(text.encode())
+def test_the_text_of_a_string(text: str, ascii_only: bool) -> None:
+    """Escapes are what they stand for."""
+    assert text_of(json.dumps(text, ensure_ascii=ascii_only).encode()) == text.encode()
 
 
 pieces = st.one_of(st.text(max_size=12), st.sampled_from(["\\", '"', "\\u0041", "é", "🌍", "\n\t", "{}[],:"]))

@@ -46,6 +46,19 @@ def test_seed_prefills_32k_tokens_in_one_iteration_of_two_seconds() -> None:
     assert iteration.emitted == [Emitted("long", 0, True)]
 
 
+def test_a_sequence_without_output_ends_with_its_prefill() -> None:
+    """It takes the time of its prompt, runs beside others, and its memory is free again at the end."""
+    engine = GpuEngine(PLAIN)
+    engine.submit(Sequence("embedding", 30, 0))
+    engine.submit(Sequence("answer", 10, 2))
+    first = engine.step()
+    assert first.duration_ns == 41_000_000
+    assert first.emitted == [Emitted("embedding", 0, True), Emitted("answer", 0, False)]
+    assert (engine.running, engine.kv_tokens_used) == (1, 10)
+    assert engine.step().emitted == [Emitted("answer", 1, True)]
+    assert engine.kv_tokens_used == 0
+
+
 def test_seed_decodes_64_sequences_in_25_milliseconds() -> None:
     """10 + 0.115 × 64 + 9.5e-5 × 80,000 = 24.96 ms."""
     assert SEED.iteration_ns(prefill_tokens=0, attention=0, decoding=64, kv_tokens=80_000) == 24_960_000

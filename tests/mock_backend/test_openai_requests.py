@@ -5,7 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.mock_backend.openai_requests import Generation, RequestError, parse_chat, parse_completion
+from gateway.mock_backend.openai_requests import Generation, parse_chat, parse_completion
+from gateway.mock_backend.request_errors import RequestError
 
 
 def chat(**fields: Any) -> Generation:

@@ -71,6 +71,23 @@ async def test_nothing_is_delivered_after_an_abort_and_others_go_on(paced: Paced
     assert not paced.engine.has_work()
 
 
+async def test_a_prompt_alone_generates_nothing(paced: PacedEngine) -> None:
+    """Its reader hears once, when it is done; only its prompt is counted."""
+    reader = Reader()
+    paced.submit(7, 0, 0, "stop", reader.deliver)
+    async with asyncio.timeout(10):
+        await reader.last.wait()
+    assert reader.tokens == [0]
+    counters = paced.counters
+    assert (counters.prompt_tokens, counters.generation_tokens) == (7, 0)
+    assert counters.finished == {"stop": 1}
+
+
+def test_a_queue_limit_below_1_is_no_limit_that_vllm_knows() -> None:
+    with pytest.raises(ValueError, match="max_num_queued_reqs must be at least 1, got 0"):
+        PacedEngine(GpuEngine(FAST), max_num_queued_reqs=0)
+
+
 async def test_to_abort_what_has_finished_changes_nothing(paced: PacedEngine) -> None:
     reader = Reader()
     id = paced.submit(7, 1, 0, "length", reader.deliver)

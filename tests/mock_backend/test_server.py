@@ -69,14 +69,15 @@ async def stream(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> 
 
 
 async def metrics(client: httpx.AsyncClient) -> dict[str, float]:
-    """Samples by name; `request_success_total` by name and reason."""
+    """Samples by name; `request_success_total` and `admission_rejections_total` by name and reason."""
     page = (await client.get("/metrics")).text
     samples = {}
     for line in page.splitlines():
         if not line.startswith("#"):
             name, labels, value = re.fullmatch(r"vllm:(\w+)\{(.*)\} (\S+)", line).groups()  # type: ignore[union-attr]
-            assert 'engine="0",model_name="mock-gpu"' in labels
-            reason = re.search(r'finished_reason="(\w+)"', labels)
+            assert 'model_name="mock-gpu"' in labels
+            assert labels.startswith('engine="0",') == (name != "admission_rejections_total")
+            reason = re.search(r'reason="(\w+)"', labels)
             samples[name + (f":{reason[1]}" if reason else "")] = float(value)
     return samples
 
@@ -311,3 +312,62 @@ async def test_the_queue_follows_the_priority_in_the_body() -> None:
             assert finished == [0, -1, 5]
     finally:
         await gpu.stop()
+
+
+# ---------------------------------------------------------------------------- a full queue
+
+QUEUE_FULL = (
+    b'{"error":{"message":"The engine is currently busy and cannot accept new requests. '
+    b'Please try again later or on a different instance.","type":"Service Unavailable",'
+    b'"param":null,"code":503}}'
+)
+"""As vLLM sends it."""
+
+
+@pytest.fixture(scope="module")
+async def bounded() -> AsyncIterator[httpx.AsyncClient]:
+    """A mock GPU that takes two sequences, waiting and running."""
+    gpu = await MockGpuProcess.start("seed_32k", max_num_queued_reqs=2)
+    async with httpx.AsyncClient(base_url=gpu.url, timeout=30, trust_env=False) as client:
+        yield client
+    await gpu.stop()
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", CHAT),
+        ("/v1/chat/completions", CHAT | {"stream": True}),
+        ("/v1/embeddings", {"input": "word"}),
+    ],
+)
+async def test_a_full_engine_answers_503_as_vllm_does(
+    bounded: httpx.AsyncClient, path: str, body: dict[str, Any]
+) -> None:
+    """JSON even for a stream, and no advice when to come back; counted on the metrics page."""
+    before = await until(bounded, idle)
+    held = asyncio.create_task(
+        bounded.post("/v1/chat/completions", json=CHAT | {"max_tokens": 50_000, "n": 2})
+    )
+    await until(bounded, lambda samples: samples["num_requests_running"] == 2)
+    refused = await bounded.post(path, json=body)
+    assert (refused.status_code, refused.content) == (503, QUEUE_FULL)
+    assert refused.headers["content-type"] == "application/json"
+    assert "retry-after" not in refused.headers
+    after = await metrics(bounded)
+    name = "admission_rejections_total:max_num_queued_reqs"
+    assert after[name] - before[name] == 1
+    assert after["num_requests_running"] == 2
+    held.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await held
+
+
+async def test_each_answer_and_each_input_counts_against_the_queue_limit(bounded: httpx.AsyncClient) -> None:
+    """Three do not fit where two may be, even when nobody else is there."""
+    await until(bounded, idle)
+    three_answers = await bounded.post("/v1/chat/completions", json=CHAT | {"max_tokens": 1, "n": 3})
+    three_inputs = await bounded.post("/v1/embeddings", json={"input": ["a", "b", "c"]})
+    assert [three_answers.status_code, three_inputs.status_code] == [503, 503]
+    two = await bounded.post("/v1/embeddings", json={"input": ["a", "b"]})
+    assert two.status_code == 200

@@ -1,4 +1,4 @@
-"""What a request costs, and how the estimates learn."""
+"""What a request costs, and how much is reserved for its answer."""
 
 from math import ceil
 
@@ -9,9 +9,6 @@ from hypothesis import strategies as st
 from gateway.policy.parameters import CapacityParameters
 from gateway.policy.request import Usage
 from gateway.policy.token_cost import (
-    AUDIO_TOKENS,
-    IMAGE_TOKENS,
-    InputEstimator,
     OutputReserve,
     cost_millitokens,
     usage_millitokens,
@@ -56,64 +53,6 @@ def test_cost_is_whole_positive_and_grows(fresh: int, cached: int, output: int, 
     assert cost >= 1000
     assert cost_millitokens(weight, fresh, cached, output + 1, SHIPPED) >= cost
     assert cost <= cost_millitokens(weight, fresh, 0, output, SHIPPED)
-
-
-def test_first_estimate_is_four_bytes_a_token() -> None:
-    """An unknown model has four bytes to a token, rounded up."""
-    assert InputEstimator().estimate("m", 400) == 100
-    assert InputEstimator().estimate("m", 401) == 101
-
-
-def test_nothing_to_estimate_is_one_token() -> None:
-    """A request of no text still reserves a token."""
-    assert InputEstimator().estimate("m", 0) == 1
-
-
-def test_parts_have_their_own_terms() -> None:
-    """Token ids count exactly; images and audio by a bounded constant each, not by their bytes."""
-    estimator = InputEstimator()
-    assert estimator.estimate("m", 0, exact_tokens=777) == 777
-    assert estimator.estimate("m", 40, exact_tokens=5, images=2, audio=1) == (
-        10 + 5 + 2 * IMAGE_TOKENS + AUDIO_TOKENS
-    )
-
-
-def test_the_ratio_is_learned_per_model() -> None:
-    """Answers pull their own model's bytes-per-token a tenth of the way each."""
-    estimator = InputEstimator()
-    estimator.learn("m", 1000, 500)
-    assert estimator.bytes_per_token("m") == pytest.approx(4 + 0.1 * (2 - 4))
-    for _ in range(100):
-        estimator.learn("m", 1000, 500)
-    assert estimator.bytes_per_token("m") == pytest.approx(2.0, rel=1e-3)
-    assert estimator.bytes_per_token("other") == 4.0
-    assert estimator.estimate("m", 1000) == pytest.approx(500, abs=2)
-
-
-@pytest.mark.parametrize(("text_bytes", "tokens"), [(10**9, 1), (100, 10**9), (64, 64000)])
-def test_absurd_answers_teach_within_reason(text_bytes: int, tokens: int) -> None:
-    """No answer, however odd, drives the ratio out of what text can be."""
-    estimator = InputEstimator()
-    for _ in range(1000):
-        estimator.learn("m", text_bytes, tokens)
-    assert 0.5 <= estimator.bytes_per_token("m") <= 16
-
-
-@pytest.mark.parametrize(("text_bytes", "tokens"), [(10, 9), (0, 100), (1000, 0), (1000, -5)])
-def test_answers_that_tell_nothing_teach_nothing(text_bytes: int, tokens: int) -> None:
-    """Very short texts, mostly chat template, and answers without a count leave the ratio."""
-    estimator = InputEstimator()
-    estimator.learn("m", text_bytes, tokens)
-    assert estimator.bytes_per_token("m") == 4.0
-
-
-def test_names_of_models_do_not_pile_up() -> None:
-    """However many models are named, the memory for them is bounded, and the recent ones are kept."""
-    estimator = InputEstimator()
-    for i in range(5000):
-        estimator.learn(f"m{i}", 1000, 500)
-    assert len(estimator._bytes_per_token) <= 256
-    assert estimator.bytes_per_token("m4999") < 4.0
 
 
 def test_initial_reserve_until_twenty_answers() -> None:

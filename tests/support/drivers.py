@@ -12,6 +12,7 @@ from typing import Any
 
 from gateway.policy.admission import NOTHING_DELIVERED, Admission, Delivered
 from gateway.policy.clock import NANOSECONDS_PER_SECOND, ManualClock
+from gateway.policy.engine_load import EngineLoad
 from gateway.policy.events import Observer, RequestEnded
 from gateway.policy.outcome import Outcome
 from gateway.policy.parameters import PolicyParameters
@@ -29,17 +30,26 @@ Service = Callable[[Ticket], tuple[float, float] | None]
 
 
 class Endings(Observer):
-    """Remembers the record of every request that ended, and promotions."""
+    """Remembers the record of every request that ended, promotions, and engines that were full."""
 
     def __init__(self) -> None:
         self.records: list[RequestEnded] = []
         self.promotions: list[Priority] = []
+        self.full: list[str] = []
+
+    def record(self, name: str) -> RequestEnded:
+        """The one record of that request."""
+        (found,) = (r for r in self.records if r.request_id == name)
+        return found
 
     def ended(self, event: RequestEnded) -> None:
         self.records.append(event)
 
     def promoted(self, priority: Priority) -> None:
         self.promotions.append(priority)
+
+    def queue_full(self, upstream: str, at: int) -> None:
+        self.full.append(upstream)
 
 
 class Driver(ABC):
@@ -90,6 +100,10 @@ class Driver(ABC):
     def cancel(self, name: str) -> None:
         self._cancel(self.tickets[name])
 
+    def requeue(self, name: str) -> None:
+        """Its engine had no room for it."""
+        self._requeue(self.tickets[name])
+
     def after(self, seconds: float, action: Callable[[], None]) -> None:
         self.at(self.clock.now() + nanoseconds(seconds), action)
 
@@ -133,7 +147,16 @@ class Driver(ABC):
     def _cancel(self, ticket: Ticket) -> None: ...
 
     @abstractmethod
+    def _requeue(self, ticket: Ticket) -> None: ...
+
+    @abstractmethod
     def health(self, name: str, healthy: bool) -> None: ...
+
+    @abstractmethod
+    def engine_load(self, name: str, load: EngineLoad) -> None: ...
+
+    @abstractmethod
+    def reconfigure(self, parameters: PolicyParameters) -> None: ...
 
     @abstractmethod
     def drain(self) -> None: ...
@@ -171,8 +194,20 @@ class VirtualDriver(Driver):
         self.admission.cancel(ticket)
         self.gate.settle()
 
+    def _requeue(self, ticket: Ticket) -> None:
+        self.admission.requeue(ticket)
+        self.gate.settle()
+
     def health(self, name: str, healthy: bool) -> None:
         self.admission.set_upstream_health(name, healthy)
+        self.gate.settle()
+
+    def engine_load(self, name: str, load: EngineLoad) -> None:
+        self.admission.engine_load_told(name, load)
+        self.gate.settle()
+
+    def reconfigure(self, parameters: PolicyParameters) -> None:
+        self.admission.reconfigure(parameters)
         self.gate.settle()
 
     def drain(self) -> None:
@@ -247,8 +282,20 @@ class AsyncioDriver(Driver):
         if self.on_end is not None:
             self.on_end(ticket)
 
+    def _requeue(self, ticket: Ticket) -> None:
+        """What the gate's own `requeue` does, which waits for the decision."""
+        ticket.waiter = self.decided
+        self.admission.requeue(ticket)
+        self.gate._settle()
+
     def health(self, name: str, healthy: bool) -> None:
         self.gate.set_upstream_health(name, healthy)
+
+    def engine_load(self, name: str, load: EngineLoad) -> None:
+        self.gate.engine_load_told(name, load)
+
+    def reconfigure(self, parameters: PolicyParameters) -> None:
+        self.gate.reconfigure(parameters)
 
     def drain(self) -> None:
         self.gate.drain()
@@ -274,4 +321,5 @@ def assert_quiet(driver: Driver) -> None:
         for slots in pool.slots:
             assert slots.in_flight == [0, 0, 0]
             assert slots.in_flight_total == slots.in_flight_tokens == 0
-            assert slots.pending_prefill_tokens == slots.long_prefills == 0
+            assert slots.pending_prefill_tokens == slots.long_prefills == slots.prefills == 0
+    assert not driver.admission._tenants._in_flight

@@ -65,6 +65,10 @@ class MetricsPage:
                 counts[sample.labels["outcome"]] += int(sample.value)
         return counts
 
+    def values(self, label: str) -> set[str]:
+        """All that this label is anywhere."""
+        return {sample.labels[label] for sample in self._samples if label in sample.labels}
+
     @property
     def series(self) -> int:
         return len(self._samples)

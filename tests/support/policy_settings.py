@@ -14,6 +14,7 @@ from gateway.policy.parameters import (
     PolicyParameters,
     SchedulingParameters,
     SloTargets,
+    TenantParameters,
     UpstreamParameters,
 )
 from gateway.policy.request import Ask, Priority
@@ -55,9 +56,12 @@ def policy(
     capacity: Mapping[str, Any] | None = None,
     scheduling: Mapping[str, Any] | None = None,
     no_upstream_seconds: float = 10,
+    tenants: Mapping[str, Mapping[str, int]] | None = None,
+    keys: Mapping[str, int] | None = None,
     **every_class: Any,
 ) -> PolicyParameters:
-    """`every_class` holds for each class that `classes` does not say otherwise of."""
+    """`every_class` holds for each class that `classes` does not say otherwise of; `tenants` are limits by
+    the names of their settings, `keys` are `max_in_flight` by key id."""
     own = classes or {}
     return PolicyParameters(
         classes={p: class_parameters(p, **{**every_class, **own.get(p, {})}) for p in Priority},
@@ -72,6 +76,8 @@ def policy(
             }
         ),
         no_upstream_ns=nanoseconds(no_upstream_seconds),
+        tenants={name: TenantParameters(**limits) for name, limits in (tenants or {}).items()},
+        key_max_in_flight=dict(keys or {}),
     )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from gateway.policy.engine_load import EngineLoad
 from gateway.policy.parameters import PolicyParameters
 from gateway.policy.request import Priority
 from tests.support.drivers import Driver, assert_quiet
@@ -37,6 +38,19 @@ def cancel(name: str) -> Action:
 
 def health(name: str, healthy: bool) -> Action:
     return lambda driver: driver.health(name, healthy)
+
+
+def requeue(name: str) -> Action:
+    return lambda driver: driver.requeue(name)
+
+
+def engine_load(name: str = "gpu0", **told: Any) -> Action:
+    """The upstream's metrics page is read; `told` has the names of EngineLoad."""
+    return lambda driver: driver.engine_load(name, EngineLoad(**told))
+
+
+def reconfigure(parameters: PolicyParameters) -> Action:
+    return lambda driver: driver.reconfigure(parameters)
 
 
 def drain() -> Action:

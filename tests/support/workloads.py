@@ -43,7 +43,7 @@ def arrivals(
 
 
 def clients(driver: Driver, counts: dict[Priority, int], tokens: int = 1, pause: float = 0) -> None:
-    """Closed loop: each client asks again as soon as it was answered or refused."""
+    """Closed loop: each client asks again as soon as it was answered, or a second after it was refused."""
     asked = 0
 
     def submit(priority: Priority) -> None:
@@ -52,7 +52,7 @@ def clients(driver: Driver, counts: dict[Priority, int], tokens: int = 1, pause:
         driver.submit(f"{priority.name} {asked}", priority, tokens)
 
     def again(ticket: Ticket) -> None:
-        driver.after(pause, lambda: submit(ticket.priority))
+        driver.after(pause if ticket.refusal is None else 1.0, lambda: submit(ticket.priority))
 
     driver.on_end = again
     for priority, count in counts.items():

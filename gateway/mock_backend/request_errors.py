@@ -1,0 +1,82 @@
+"""What the caller did wrong, in vLLM's words and its form of error body."""
+
+from typing import TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+
+QUEUE_FULL = (
+    "The engine is currently busy and cannot accept new requests. "
+    "Please try again later or on a different instance."
+)
+
+
+class RequestError(Exception):
+    """The call is refused: `{"error": {message, type, param, code}}` with `status`."""
+
+    def __init__(self, status: int, type: str, message: str, param: str | None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.type = type
+        self.message = message
+        self.param = param
+
+    def body(self) -> bytes:
+        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.status}
+        return msgspec.json.encode({"error": error})
+
+
+def queue_full() -> RequestError:
+    """The engine has as many requests as `max_num_queued_reqs` allows."""
+    return RequestError(503, "Service Unavailable", QUEUE_FULL, None)
+
+
+def refused(message: str, param: str, value: object) -> RequestError:
+    """A value that is understood and not accepted."""
+    parameter = f"(parameter={param}, value={value})"
+    return RequestError(400, "BadRequestError", f"{message} {parameter}", param)
+
+
+def check_model(asked: str | None, served: str) -> None:
+    """A call that names no model means the one there is."""
+    if asked is not None and asked != served:
+        message = f"The model `{asked}` does not exist. Valid aliases: {served}."
+        raise RequestError(404, "NotFoundError", message, "model")
+
+
+def context_limit(max_model_len: int) -> str:
+    """The beginning of a complaint about it."""
+    return f"This model's maximum context length is {max_model_len} tokens. However, "
+
+
+def prompt_too_long(prompt_tokens: int, max_model_len: int) -> RequestError:
+    return refused(
+        f"{context_limit(max_model_len)}your prompt contains at least {prompt_tokens} input tokens, which "
+        "exceeds this limit even without any output tokens. Please reduce the length of the input prompt.",
+        "input_tokens",
+        prompt_tokens,
+    )
+
+
+def decoded(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+    """The body in the decoder's shape. Raises RequestError."""
+    try:
+        return decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _invalid_body(body, error) from error
+
+
+def _invalid_body(body: bytes, error: Exception) -> RequestError:
+    """No JSON, or JSON of another shape: vLLM's validation error, `param` naming the place."""
+    if not body:
+        kind, place, reason = "missing", "body", "Field required"
+    elif isinstance(error, msgspec.ValidationError):
+        reason, _, path = str(error).partition(" - at `$")
+        kind, place = "value_error", "body" + path.rstrip("`")
+        if reason.startswith("Object missing required field"):
+            kind, place, reason = "missing", f"{place}.{reason.split('`')[1]}", "Field required"
+    else:
+        kind, place, reason = "json_invalid", "body", f"JSON decode error: {error}"
+    message = f"1 validation error:\n  {{'type': '{kind}', 'loc': '{place}', 'msg': {reason!r}}}"
+    return RequestError(400, "Bad Request", message, place)
