@@ -266,9 +266,9 @@ def ways(on: SchedulingParameters, *, alone: bool) -> Iterator[tuple[str, Schedu
 _TITLE_WIDTH = 20
 _COLUMNS: tuple[tuple[str, str, int, Callable[[Row], str]], ...] = (
     # over several columns, over this one, width, what it shows
-    ("first token, ms", "P50", 8, lambda r: _ms(r.ttft[0])),
-    ("", "P90", 8, lambda r: _ms(r.ttft[1])),
-    ("", "P99", 8, lambda r: _ms(r.ttft[2])),
+    ("first token, ms", "P50", 9, lambda r: _ms(r.ttft[0])),
+    ("", "P90", 10, lambda r: _ms(r.ttft[1])),
+    ("", "P99", 10, lambda r: _ms(r.ttft[2])),
     ("largest gap, ms", "P50", 8, lambda r: _ms(r.gap[0])),
     ("", "P90", 7, lambda r: _ms(r.gap[1])),
     ("", "P99", 7, lambda r: _ms(r.gap[2])),

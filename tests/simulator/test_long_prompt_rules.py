@@ -1,7 +1,7 @@
 """What each rule for long prompts buys, in miniature: three minutes of virtual time, made up from a seed.
 
 On a GPU that reads prompts whole, 16,000 tokens stop everybody's answers for a second, and two such prompts
-in one iteration for two. Conversations go on all the time beside bursts of batch, long prompts and medium ones.
+in one iteration for two. Conversations go on all the time beside bursts of long prompts and medium ones.
 """
 
 from dataclasses import replace
@@ -89,7 +89,7 @@ def test_pending_prefill_keeps_batch_from_being_read_in_heaps(rows: dict[str, Ro
 
 
 def test_the_lane_keeps_long_prompts_out_of_one_iteration(rows: dict[str, Row]) -> None:
-    """Without the other rules: P0 waits for its first token until the one before it is read, not all three."""
+    """Without the other rules: P0 waits until the one before it is read, not until all three are."""
     on, off = rows["lane alone"], rows["none of the three"]
     assert (off.ttft[1] or 0) >= 1.5 * (on.ttft[1] or 0) > 0
     assert (off.ttft[2] or 0) >= 1.5 * (on.ttft[2] or 0) > 0
@@ -169,8 +169,16 @@ def test_the_same_seed_gives_the_same_table(tmp_path: Path, capsys: pytest.Captu
     first = printed(1)
     assert first == printed(1) != printed(2)
     assert "offers 70% of it" in first
-    assert [text.split("  ")[0] for text in first.splitlines()[4:5]] == ["straight"]
-    assert first.count("\n") == 4 + 1 + 1 + 5 + 2
+    titles = [text[:20].strip() for text in first.splitlines()[5:]]
+    assert [title for title in titles if title] == [
+        "straight",
+        "shares 25.3% / 14.7%",
+        "all three rules",
+        "without lane",
+        "without duty",
+        "without pending",
+        "none of the three",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -182,4 +190,4 @@ def test_options_that_make_no_sense_are_refused(
     with pytest.raises(SystemExit) as stopped:
         main(["--trace", str(write_trace(tmp_path)), *bad])
     assert stopped.value.code == 2
-    assert bad[0] in capsys.readouterr().err or "/no" in bad
+    assert bad[-1 if bad[0] == "--trace" else 0] in capsys.readouterr().err
