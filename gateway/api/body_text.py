@@ -22,7 +22,6 @@ _SPACE = b" \t\r\n"
 _DIGIT = re.compile(rb"\d")
 _LIST_OF_IDS = re.compile(rb"\[,*+\]")
 _LISTS_OF_IDS = re.compile(rb"\[\[,*+\](?:,\[,*+\])*+\]")
-_STRINGS_IN_JSON = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _OF_STRINGS = re.compile(rb'\[[ \t\r\n]*"')
 
 ENTRIES_MAX = 10_000
@@ -220,7 +219,9 @@ def _has_too_many_entries(value: bytes) -> bool:
         return False
     if value.count(b'"') - value.count(b'\\"') > 20 * ENTRIES_MAX:
         return True
-    return len(_STRINGS_IN_JSON.sub(b"", value)) > 10 * ENTRIES_MAX
+    # Several short operations: one regular expression would hold Python's lock for a tenth of a second.
+    pieces = value.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
+    return sum(map(len, pieces[::2])) > 10 * ENTRIES_MAX
 
 
 def text_of(literal: bytes) -> bytes:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import httpx
 import openai
 import pytest
+import structlog
 
 from gateway.api.app import Gateway
 from gateway.api.inference import create_tenant_app
@@ -16,10 +17,8 @@ from gateway.settings import Settings
 from tests.support.gateway_process import GatewayProcess, running_gateway
 from tests.support.loops import eventually
 from tests.support.metered import PLAIN_SUMS, as_key, exactly, honest, nothing_runs
-from tests.support.raw_client import RawClient, RawResponse, ask, chat, check_error, request_head
+from tests.support.raw_client import RawClient, ask, check_error, request_head
 from tests.support.scripted_engine import (
-    DONE,
-    FINISH,
     ROLE,
     Script,
     ScriptedEngine,
@@ -31,6 +30,7 @@ from tests.support.scripted_engine import (
 
 pytestmark = pytest.mark.anyio
 
+MESSAGES: Any = [{"role": "user", "content": "hi"}]
 LIMITS: dict[str, dict[str, Any]] = {
     "free": {},
     "requests": {"requests_per_minute": 60},
@@ -102,9 +102,9 @@ class Holder:
         await self._client.send(as_key(key, exactly(3, stream=True), claiming("P0")))
         await self._held.begun.wait()
 
-    async def release(self) -> None:
-        """Whoever comes next is answered at once."""
-        self._engine.play = honest()
+    async def release(self, then: Script | None = None) -> None:
+        """Free the place; whoever comes next gets this answer, at once."""
+        self._engine.play = then or honest()
         self._held.released.set()
         assert (await self._client.response()).whole
 
@@ -150,7 +150,8 @@ async def no_requests_left(bench: Bench) -> Cause:
 
 
 async def no_tokens_left(bench: Bench) -> Cause:
-    assert (await ask(bench.gateway.port, as_key("tokens", exactly(6000)))).status == 200
+    request = as_key("tokens", exactly(6000), claiming("P0"))
+    assert (await ask(bench.gateway.port, request)).status == 200
     return Cause("rejected_rate", key="tokens")
 
 
@@ -294,19 +295,12 @@ async def test_a_stream_that_waits_gets_its_real_status(
             assert int(response.header("x-qos-queue-ms") or "") >= 299
             await holder.release()
         else:
-            await _release_to(holder, engine, plain(said, status="429 Too Many Requests"))
+            await holder.release(plain(said, status="429 Too Many Requests"))
             response = await client.response()
             assert response.body == said
             assert response.header("x-qos-error-source") == "upstream"
     assert (response.status, response.whole) == (429, True)
     assert response.header("content-type") == "application/json"
-
-
-async def _release_to(holder: Holder, engine: ScriptedEngine, script: Script) -> None:
-    """Free the place, with this answer for whoever comes next."""
-    engine.play = script
-    holder._held.released.set()
-    assert (await holder._client.response()).whole
 
 
 # ── errors that an SDK can read ──────────────────────────────────────────────────────────────────────────
@@ -342,9 +336,7 @@ async def test_an_sdk_raises_its_own_error(
     await eventually(as_wanted)
     async with sdk:
         with pytest.raises(raised) as caught:
-            await sdk.chat.completions.create(
-                model=model, messages=[{"role": "user", "content": "hi"}], stream=stream
-            )
+            await sdk.chat.completions.create(model=model, messages=MESSAGES, stream=stream)
     away.healthy = True
     error = caught.value
     assert type(error) is raised
@@ -369,40 +361,49 @@ async def test_paths_of_its_own_err_alike(gateway: GatewayProcess) -> None:
 
 
 class _Faulty:
-    """An engine whose use is a programming error."""
+    """A part of the gateway with a programming error in it."""
 
-    def __getattr__(self, name: str) -> Any:
+    async def read(self, *_: object) -> Any:
         raise ZeroDivisionError("not for clients")
 
+    send = read
+    address = None
 
+    def close(self) -> None:
+        return None
+
+    async def aclose(self) -> None:
+        return None
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "plain"])
 @pytest.mark.parametrize("where", ["at the door", "at the engine"])
-async def test_a_fault_of_the_gateway_is_told_as_one(where: str) -> None:
-    """A fault in the middle of a request is a 500 in the usual shape, tells nothing of the inside, and leaves
-    place and tokens as they were."""
-    gateway = Gateway(Settings(upstreams=[{"name": "gpu0", "url": "http://127.0.0.1:9"}]))  # type: ignore[list-item]
-    edge = await gateway.start()
-    try:
-        pool = edge.admission.pools[0]
-        levels = list(pool.buckets.levels)
+async def test_a_fault_of_the_gateway_is_told_as_one(where: str, stream: bool) -> None:
+    """A fault in the middle of a request is a 500 in the usual shape, tells nothing of the inside, is logged,
+    and leaves place and tokens as they were."""
+    settings = Settings.model_validate({"upstreams": [{"name": "gpu0", "url": "http://127.0.0.1:9"}]})
+    gateway = Gateway(settings)
+    with structlog.testing.capture_logs() as log:
+        edge = await gateway.start()
+        (pool,) = edge.admission.pools
+        full = list(pool.buckets.levels)
         if where == "at the door":
             edge.prompt_reader = _Faulty()  # type: ignore[assignment]
         else:
             edge.upstreams = {"gpu0": _Faulty()}  # type: ignore[dict-item]
-        transport = httpx.ASGITransport(create_tenant_app(edge))
-        http = httpx.AsyncClient(transport=transport)
+        http = httpx.AsyncClient(transport=httpx.ASGITransport(create_tenant_app(edge)))
         sdk = openai.AsyncOpenAI(base_url="http://gateway/v1", api_key="x", http_client=http, max_retries=0)
-        async with sdk:
-            for stream in (True, False):
+        try:
+            async with sdk:
                 with pytest.raises(openai.InternalServerError) as caught:
-                    await sdk.chat.completions.create(
-                        model="m", messages=[{"role": "user", "content": "hi"}], stream=stream
-                    )
-                assert (caught.value.status_code, caught.value.code) == (500, "internal_error")
-                assert caught.value.type == "server_error"
-                assert caught.value.response.headers["x-qos-outcome"] == "internal_error"
-                assert "not for clients" not in caught.value.response.text
-        assert pool.slots[0].in_flight_total == 0
-        assert pool.slots[0].in_flight_tokens == 0
-        assert list(pool.buckets.levels) == levels
-    finally:
-        await gateway.stop()
+                    await sdk.chat.completions.create(model="m", messages=MESSAGES, stream=stream)
+        finally:
+            await gateway.stop()
+    error = caught.value
+    assert (error.status_code, error.type, error.code) == (500, "server_error", "internal_error")
+    assert error.response.headers["x-qos-outcome"] == "internal_error"
+    assert "not for clients" not in error.response.text
+    assert (pool.slots[0].in_flight_total, pool.slots[0].in_flight_tokens) == (0, 0)
+    assert list(pool.buckets.levels) == full
+    assert [line["event"] for line in log if line["log_level"] == "error"] == ["internal error", "request"]
+    assert log[-1]["outcome"] == "internal_error"
