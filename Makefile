@@ -20,7 +20,7 @@ PIP_COMPILE := env -u PIP_FIND_LINKS -u PIP_INDEX_URL -u PIP_EXTRA_INDEX_URL PIP
 
 .PHONY: help
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
 
 .PHONY: run
 run: $(INSTALLED) ## Start the gateway; CONFIG=config/tour.yaml picks a configuration
@@ -45,6 +45,10 @@ long-prompts: $(INSTALLED_DEV) ## What each long-prompt rule buys, in virtual ti
 .PHONY: bench
 bench: $(INSTALLED_DEV) ## Requests per second that the policy alone decides
 	@$(VENV_PYTHON) -m tests.benchmarks.policy_speed $(ARGS)
+
+.PHONY: estimate-error
+estimate-error: $(INSTALLED_DEV) ## How far off estimates of input tokens are; ARGS="--tokenizer FILE" takes a model's own
+	@$(VENV_PYTHON) -m tests.benchmarks.estimate_error $(ARGS)
 
 .PHONY: check
 check: $(INSTALLED_DEV) ## Lint, formatting, types, direction of imports

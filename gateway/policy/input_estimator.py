@@ -25,15 +25,17 @@ from typing import NamedTuple
 
 
 class TextFeatures(NamedTuple):
-    """What is counted of a prompt. The first six are bytes of UTF-8 and add up to all its text.
+    """What is counted of a prompt. The first seven are bytes of UTF-8 and add up to all its text.
 
-    letters, digits, spaces, punctuation   ASCII; control characters count as punctuation
+    letters, capitals, digits, spaces   of ASCII; `letters` are the small ones
+    punctuation      the rest of ASCII, with line ends and control characters
     narrow, wide     characters of two bytes (accents, Cyrillic, Arabic); of three or four (Chinese, emoji)
     conversations    1 where a chat template goes around the text, else 0
     items            messages of the conversation, or prompts where there is none
     """
 
     letters: int = 0
+    capitals: int = 0
     digits: int = 0
     spaces: int = 0
     punctuation: int = 0
@@ -62,7 +64,7 @@ AUDIO_TOKENS = 512
 INITIAL_BYTES_PER_TOKEN = 4.0
 _MODELS_REMEMBERED = 256
 
-_KINDS_OF_BYTES = 6
+_KINDS_OF_BYTES = 7
 _INITIAL = (1 / INITIAL_BYTES_PER_TOKEN,) * _KINDS_OF_BYTES + (0.0, 0.0)
 _BYTES_PER_TOKEN_MIN, _BYTES_PER_TOKEN_MAX = 0.5, 16.0
 """Two tokens to a byte are more than any tokenizer makes of one; sixteen bytes to a token are no language."""
@@ -70,7 +72,7 @@ _CONVERSATION_TOKENS_MAX, _ITEM_TOKENS_MAX = 1024.0, 64.0
 """A chat template may bring a whole system prompt of its own, and wraps each message in some markers."""
 _LOWEST = (1 / _BYTES_PER_TOKEN_MAX,) * _KINDS_OF_BYTES + (0.0, 0.0)
 _HIGHEST = (1 / _BYTES_PER_TOKEN_MIN,) * _KINDS_OF_BYTES + (_CONVERSATION_TOKENS_MAX, _ITEM_TOKENS_MAX)
-_PROSE = (0.78, 0.01, 0.16, 0.05, 0.0, 0.0, 0.0, 0.0)
+_PROSE = (0.75, 0.03, 0.01, 0.16, 0.05, 0.0, 0.0, 0.0, 0.0)
 """What a byte of English prose is."""
 
 _UNCERTAINTY = (0.1,) * _KINDS_OF_BYTES + (16.0, 4.0)

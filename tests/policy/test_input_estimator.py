@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 from gateway.policy.input_estimator import AUDIO_TOKENS, IMAGE_TOKENS, InputEstimator, TextFeatures
 
 counts = st.integers(0, 10**7)
-texts = st.builds(
-    TextFeatures, counts, counts, counts, counts, counts, counts, st.integers(0, 1), st.integers(0, 10_000)
-)
+texts = st.builds(TextFeatures, *[counts] * 7, st.integers(0, 1), st.integers(0, 10_000))
 samples = st.lists(st.tuples(texts, st.integers(-(10**9), 10**12)), max_size=60)
 
 
@@ -32,7 +30,7 @@ def test_the_first_estimate_is_four_bytes_a_token() -> None:
     estimator = InputEstimator()
     assert estimator.estimate("m", TextFeatures(letters=400)) == 100
     assert estimator.estimate("m", TextFeatures(letters=400, wide=1)) == 101
-    assert estimator.estimate("m", TextFeatures(1, 2, 3, 4, 5, 5, conversations=1, items=9)) == 5
+    assert estimator.estimate("m", TextFeatures(1, 2, 3, 4, 5, 5, 0, conversations=1, items=9)) == 5
     assert estimator.bytes_per_token("m") == pytest.approx(4)
 
 
@@ -74,10 +72,10 @@ class Model:
         return text, max(1, round(exactly * chance.gauss(1, self.noise)))
 
 
-PROSE = (0.78, 0.01, 0.16, 0.05, 0.0, 0.0)
-CODE = (0.55, 0.04, 0.25, 0.16, 0.0, 0.0)
-CHINESE = (0.02, 0.01, 0.01, 0.01, 0.0, 0.95)
-REAL = Model((0.22, 0.4, 0.06, 0.5, 0.4, 0.42, 20.0, 5.0))
+PROSE = (0.74, 0.04, 0.01, 0.16, 0.05, 0.0, 0.0)
+CODE = (0.51, 0.04, 0.04, 0.25, 0.16, 0.0, 0.0)
+CHINESE = (0.02, 0.0, 0.01, 0.01, 0.01, 0.0, 0.95)
+REAL = Model((0.22, 0.3, 0.4, 0.06, 0.5, 0.4, 0.42, 20.0, 5.0))
 
 
 def errors(estimator: InputEstimator, model: Model, *shares: float) -> float:
@@ -124,7 +122,7 @@ def test_a_template_that_is_gone_is_unlearned() -> None:
 
 def test_a_model_that_changes_is_followed() -> None:
     """Another tokenizer under the same name is learned as well, after hundreds of answers of the old one."""
-    old, new = Model(REAL.coefficients), Model((0.4, 0.9, 0.3, 0.9, 0.9, 0.9, 0.0, 9.0))
+    old, new = Model(REAL.coefficients), Model((0.4, 0.6, 0.9, 0.3, 0.9, 0.9, 0.9, 0.0, 9.0))
     estimator = taught([old.sample(*PROSE) for _ in range(500)] + [new.sample(*PROSE) for _ in range(300)])
     assert errors(estimator, new, *PROSE) < 0.06
 
@@ -173,7 +171,7 @@ def test_no_samples_break_the_arithmetic(
 
 
 @settings(max_examples=60, deadline=None)
-@given(samples, texts, st.integers(0, 7), st.integers(1, 10**6))
+@given(samples, texts, st.integers(0, 8), st.integers(1, 10**6))
 def test_more_text_is_never_fewer_tokens(
     told: list[tuple[TextFeatures, int]], text: TextFeatures, kind: int, more: int
 ) -> None:
