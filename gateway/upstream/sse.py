@@ -120,7 +120,8 @@ class EventSplitter:
 
     def _finish(self, raw: bytes) -> Event:
         at_start, self._at_start = self._at_start, False
-        if len(raw) > self._max_event_bytes:
+        # An event is complete at the CR of its last line end: its size does not depend on the LF behind it.
+        if len(raw) - raw.endswith(b"\r\n") > self._max_event_bytes:
             return Event(raw, b"", None)
         if raw.startswith(b"data: ") and raw.find(b"\n") == len(raw) - 2 and b"\r" not in raw:
             return Event(raw, b"", raw[6:-2])

@@ -1,7 +1,7 @@
 """The splitter finds the same events however a stream is cut, and gives back every byte."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gateway.upstream.sse import Event, EventSplitter
@@ -109,6 +109,7 @@ def cut(stream: bytes, cuts: list[int]) -> list[bytes]:
     return [stream[a:b] for a, b in zip([0, *places], [*places, len(stream)], strict=True)]
 
 
+@example(stream=b"id: 1\ndata: 12345\r\n\r\n", cuts=[], limit=20)
 @given(
     stream=streams, cuts=st.lists(st.integers(0, 10_000), max_size=12), limit=st.sampled_from([20, 1 << 20])
 )
