@@ -30,6 +30,11 @@ run: $(INSTALLED) ## Start the gateway; CONFIG=config/tour.yaml picks a configur
 test: $(INSTALLED_DEV) ## Run all tests; ARGS="-k bucket" picks some
 	$(VENV_PYTHON) -m pytest $(ARGS)
 
+.PHONY: test-long
+test-long: $(INSTALLED_DEV) ## The random tests at full length: 100,000 steps of the policy, 10,000 charged requests
+	LONG_INTERLEAVING_STEPS=100000 CHARGED_REQUESTS=10000 $(VENV_PYTHON) -m pytest --durations=3 \
+		tests/policy/scenarios/test_long_interleaving.py tests/end_to_end/test_charges.py $(ARGS)
+
 .PHONY: seed-scenario
 seed-scenario: $(INSTALLED_DEV) ## Long prompts beside conversations, with real processes; ARGS="--seconds 180 --trace FILE"
 	@$(VENV_PYTHON) -m tests.benchmarks.seed_scenario $(ARGS)
@@ -41,6 +46,10 @@ demo: $(INSTALLED_DEV) ## The same in half a minute of each: what the classes ch
 .PHONY: long-prompts
 long-prompts: $(INSTALLED_DEV) ## What each long-prompt rule buys, in virtual time; ARGS="--trace FILE --preset seed_32k"
 	@$(VENV_PYTHON) -m tests.benchmarks.long_prompt_rules $(ARGS)
+
+.PHONY: noisy-neighbour
+noisy-neighbour: $(INSTALLED_DEV) ## Nine tenants beside one that asks for ten times as much, in virtual time
+	@$(VENV_PYTHON) -m tests.benchmarks.noisy_neighbour $(ARGS)
 
 .PHONY: bench
 bench: $(INSTALLED_DEV) ## Requests per second that the policy alone decides

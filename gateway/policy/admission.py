@@ -97,6 +97,9 @@ class Admission:
             self._refuse_at_once(ticket, DRAINING, now)
             return ticket
         refusal = self._tenants.refusal(ticket, now) if ticket.would_be is None else None
+        if refusal is not None:  # perhaps only because of some whose time is over by now
+            self._advance_to(now)
+            refusal = self._tenants.refusal(ticket, now)
         if refusal is not None and not observed:
             self._refuse_at_once(ticket, refusal, now)
             return ticket
@@ -131,20 +134,27 @@ class Admission:
         self._report(ticket, delivered, now)
 
     def may_requeue(self, ticket: Ticket) -> bool:
-        """Whether a dispatched request that its engine sent back may try again: once, and not where
+        """Whether a dispatched request of which its engine ran nothing may try again: once, and not where
         nothing is enforced."""
         observed = self.parameters.classes[ticket.priority].observe
-        return ticket.stage is Stage.DISPATCHED and ticket.requeued_at is None and not observed
+        new = ticket.requeued_at is ticket.first_token_at is None
+        return ticket.stage is Stage.DISPATCHED and new and not observed and not ticket.exempt
 
-    def requeue(self, ticket: Ticket) -> None:
-        """The engine had no room for a dispatched request and ran nothing of it. It waits again, and will
-        be decided about again."""
+    def may_go_elsewhere(self, ticket: Ticket) -> bool:
+        """Whether one whose engine was not reached may try again, at another one that is up."""
+        others = (upstream for upstream in ticket.route.upstreams if upstream is not ticket.upstream)
+        return self.may_requeue(ticket) and any(upstream.healthy for upstream in others)
+
+    def requeue(self, ticket: Ticket, *, reached: bool = True) -> None:
+        """The engine of a dispatched request ran nothing of it: it had no room, or was not `reached`. The
+        request waits again, in the second case for another engine, and will be decided about again."""
         if not self.may_requeue(ticket):
             raise ValueError(f"{ticket} cannot be sent again")
         now = ticket.requeued_at = self._clock.now()
         ticket.requeued_seq = self._next()
-        self._observer.queue_full(ticket.upstream.name, now)
-        ticket.pool.requeue(ticket, now)
+        if reached:
+            self._observer.queue_full(ticket.upstream.name, now)
+        ticket.pool.requeue(ticket, now, elsewhere=not reached)
         if self._draining:
             ticket.pool.cancel(ticket, DRAINING, now)
 
@@ -155,9 +165,7 @@ class Admission:
             ticket.pool.cancel(ticket, Refusal(outcome, "the client left"), self._clock.now())
 
     def advance(self) -> None:
-        now = self._clock.now()
-        for pool in self.pools:
-            pool.advance(now)
+        self._advance_to(self._clock.now())
 
     def next_deadline(self) -> int:
         """Nanoseconds on the injected clock; NEVER when nothing is due."""
@@ -185,10 +193,18 @@ class Admission:
 
     def set_upstream_health(self, name: str, healthy: bool) -> None:
         pool, slots = self._slots[name]
-        if slots.healthy != healthy:
+        if slots.healthy != healthy or slots.on_trial:
             now = self._clock.now()
             self._observer.health_changed(name, healthy, now)
             pool.set_health(slots, healthy, now)
+
+    def set_upstream_trial(self, name: str) -> None:
+        """An upstream that is down may get one request at a time, to show whether it serves again. What comes
+        of it is told with `set_upstream_health`, before the request ends."""
+        pool, slots = self._slots[name]
+        now = self._clock.now()
+        self._observer.trial_allowed(name, now)
+        pool.begin_trial(slots, now)
 
     def engine_load_told(self, name: str, load: EngineLoad) -> None:
         """The upstream's metrics page was read."""
@@ -200,9 +216,7 @@ class Admission:
     def reconfigure(self, parameters: PolicyParameters) -> None:
         """Other settings from now on, for the same upstreams with the same models; ValueError for others.
         Nothing that waits or runs is disturbed, no level is refilled."""
-        if [(u.name, u.models) for u in parameters.upstreams] != [
-            (u.name, u.models) for u in self.parameters.upstreams
-        ]:
+        if _served(parameters) != _served(self.parameters):
             raise ValueError("upstreams cannot be added, removed or renamed while running")
         now = self._clock.now()
         self.parameters = parameters
@@ -229,6 +243,10 @@ class Admission:
         return self._slots[name][1]
 
     # ------------------------------------------------------------------ inside
+
+    def _advance_to(self, now: int) -> None:
+        for pool in self.pools:
+            pool.advance(now)
 
     def _next(self) -> int:
         """The running number of what the policy is being told."""
@@ -311,7 +329,13 @@ def _ended(ticket: Ticket, delivered: Delivered, now: int) -> RequestEnded:
         by_tenant_limit=ticket.refusal is not None and ticket.refusal.by_tenant_limit,
         would_be=ticket.would_be,
         requeued_at=ticket.requeued_at,
+        not_reached=ticket.not_reached,
     )
+
+
+def _served(parameters: PolicyParameters) -> dict[str, frozenset[str]]:
+    """Models by upstream: what cannot change while running."""
+    return {upstream.name: frozenset(upstream.models) for upstream in parameters.upstreams}
 
 
 def connected(upstreams: Sequence[UpstreamParameters]) -> list[list[UpstreamParameters]]:

@@ -1,36 +1,37 @@
-"""How fast a queue empties, for the advice given to those who find it full."""
+"""How fast a queue empties, while more come than can go: told to those who find it full, and to those for
+whom their turn would come too late.
 
-from gateway.policy.clock import NANOSECONDS_PER_SECOND
+Only what has left since the queue was last empty counts, the latest 32 of it. Before that a dispatch says how
+often somebody asked, not how often a place comes free.
+"""
 
-_SPAN_NS = 5 * NANOSECONDS_PER_SECOND
-_SPAN_MIN_NS = NANOSECONDS_PER_SECOND
-"""Free places fill in an instant after a silence; that says nothing of how fast they come free."""
+from collections import deque
+
+from gateway.policy.clock import NANOSECONDS_PER_SECOND, NEVER
+
+_KEPT = 32
+_AGE_MIN_NS = NANOSECONDS_PER_SECOND // 2
 
 
 class DrainRate:
-    """Dispatches counted in two alternating spans of five seconds."""
+    def __init__(self) -> None:
+        self._since = NEVER
+        self._marks: deque[int] = deque(maxlen=_KEPT + 1)  # the beginning, then each that left
 
-    def __init__(self, now: int) -> None:
+    def begins(self, now: int) -> None:
+        """The first one waits."""
         self._since = now
-        self._before = 0
-        self._current = 0
+        self._marks.clear()
+        self._marks.append(now)
 
     def count(self, now: int) -> None:
-        self._turn(now)
-        self._current += 1
+        """One has left the queue for an engine."""
+        self._marks.append(now)
 
-    def time_for(self, requests: int, now: int) -> int | None:
-        """Nanoseconds until that many will have left; None when nothing has moved lately."""
-        self._turn(now)
-        left = self._before + self._current
-        if not left:
+    def time_for(self, requests: int, now: int, least: int = 1) -> int | None:
+        """Nanoseconds until so many more will have left; None when fewer than `least` have, or in the first
+        half second."""
+        left = len(self._marks) - 1
+        if left < least or now - self._since < _AGE_MIN_NS:
             return None
-        span = now - self._since + (_SPAN_NS if self._before else 0)
-        return max(requests, 1) * max(span, _SPAN_MIN_NS) // left
-
-    def _turn(self, now: int) -> None:
-        elapsed = now - self._since
-        if elapsed >= 2 * _SPAN_NS:
-            self._before, self._current, self._since = 0, 0, now
-        elif elapsed >= _SPAN_NS:
-            self._before, self._current, self._since = self._current, 0, self._since + _SPAN_NS
+        return requests * (now - self._marks[0]) // left

@@ -17,9 +17,9 @@ class RequestEnded(NamedTuple):
     `usage` is what was settled: measured where the engine told, counted otherwise, None when nothing ran.
     `ttft_ns` counts from arrival, `upstream_ttft_ns` from dispatch. `by_tenant_limit`: refused by the
     tenant's own limit. `would_be`: how it would have been refused, had its class not been in observe mode.
-    `requeued_at`: an engine had no room for it then, and it was sent again. `ask`, `seen` (what the policy
-    saw when it arrived) and `order` are there when the request came to the policy and somebody
-    `wants_details`.
+    `requeued_at`: an engine had no room for it then, or the upstream `not_reached` could not be connected to,
+    and it was sent again. `ask`, `seen` (what the policy saw when it arrived) and `order` are there when the
+    request came to the policy and somebody `wants_details`.
     """
 
     request_id: str
@@ -43,6 +43,7 @@ class RequestEnded(NamedTuple):
     by_tenant_limit: bool = False
     would_be: Outcome | None = None
     requeued_at: int | None = None
+    not_reached: str | None = None
     ask: Ask | None = None
     seen: "Seen | None" = None
     order: "Order | None" = None
@@ -111,6 +112,9 @@ class Observer:
     def rates_changed(self, event: RatesChanged) -> None: ...
 
     def health_changed(self, upstream: str, healthy: bool, at: int) -> None: ...
+
+    def trial_allowed(self, upstream: str, at: int) -> None:
+        """An upstream that is down may get one request, to show whether it serves again."""
 
     def load_told(self, upstream: str, load: EngineLoad, at: int) -> None:
         """An engine's metrics page was read."""

@@ -8,12 +8,9 @@ the predicted prefill. A request that would be late anyway is told so when it ar
 * short of a place: requests ahead / dispatches per second since the class has been backlogged.
 
 What is ahead of a request is what its tenant's fair turn lets pass: until it is served its own, everybody
-else who waits gets as much.
+else who waits and had less gets as much.
 """
 
-from collections import deque
-
-from gateway.policy.clock import NANOSECONDS_PER_SECOND
 from gateway.policy.parameters import ClassParameters, SchedulingParameters
 from gateway.policy.priority_queue import FairQueue
 from gateway.policy.request import Ticket
@@ -24,9 +21,11 @@ DEADLINE_DROP_PART = 0.6
 HOPELESS = 2.0
 """A place is predicted from the recent past: only one that would come so many times too late is given up."""
 
-_DISPATCHES_KEPT = 32
-_DISPATCHES_MIN = 8
-_BACKLOG_MIN_NS = NANOSECONDS_PER_SECOND // 2
+DISPATCHES_MIN = 8
+"""And only one that is predicted from so many dispatches."""
+
+_TENANTS_WALKED = 64
+"""Where more have had less than one that comes, all that waits counts as ahead of it."""
 
 
 def class_wait_limit_ns(limits: ClassParameters, scheduling: SchedulingParameters) -> int:
@@ -52,27 +51,11 @@ def cost_ahead(line: FairQueue, tenant: str, cost: int) -> int:
     head = line.peek()
     if head is None:
         return 0
-    own = line.cost_of(tenant)
-    others = line.tenants - (own > 0)
-    return min(line.total_cost, max(own + (own + cost) * others, head.cost))
-
-
-class Backlog:
-    """How fast the places of a class come, while more want them than there are."""
-
-    def __init__(self) -> None:
-        self._dispatches: deque[int] = deque(maxlen=_DISPATCHES_KEPT)
-
-    def begins(self) -> None:
-        """The first one waits; what came before says nothing of how fast places come."""
-        self._dispatches.clear()
-
-    def dispatched(self, now: int) -> None:
-        self._dispatches.append(now)
-
-    def wait_ns(self, ahead: int, now: int) -> int | None:
-        """Until so many more have gone; None while the backlog is too young to tell."""
-        times = self._dispatches
-        if len(times) < _DISPATCHES_MIN or now - times[0] < _BACKLOG_MIN_NS:
-            return None
-        return ahead * (now - times[0]) // (len(times) - 1)
+    ahead = own = line.cost_of(tenant)
+    until = line.counters.of_waiting(tenant) + own + cost
+    for walked, other in enumerate(line.less_served(until)):
+        if walked == _TENANTS_WALKED:
+            return line.total_cost
+        if other != tenant:
+            ahead += min(line.cost_of(other), until - line.counters.of(other))
+    return max(ahead, head.cost)

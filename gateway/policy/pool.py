@@ -12,13 +12,13 @@ from gateway.policy.clock import NANOSECONDS_PER_SECOND, NEVER
 from gateway.policy.drain_rate import DrainRate
 from gateway.policy.engine_load import EngineLoad
 from gateway.policy.parameters import MILLITOKENS, PolicyParameters, UpstreamParameters
-from gateway.policy.patience import Backlog, wait_limit_ns
+from gateway.policy.patience import wait_limit_ns
 from gateway.policy.priority_queue import FairQueue, ServiceCounters
 from gateway.policy.rate_controller import control_law
 from gateway.policy.refusals import Refusals
 from gateway.policy.request import PRIORITIES, Priority, Refusal, Stage, Ticket
 from gateway.policy.scheduler import Route, Scheduler
-from gateway.policy.token_bucket import BucketRules, TokenBuckets
+from gateway.policy.token_bucket import UNITS_PER_MILLITOKEN, BucketRules, TokenBuckets
 from gateway.policy.upstream_slots import UpstreamSlots
 
 ACTIVITY_TAIL_NS = 5 * NANOSECONDS_PER_SECOND
@@ -49,12 +49,13 @@ class Pool:
         self._requests = [0, 0, 0]  # waiting or in flight
         self._expiries: list[tuple[int, int, Ticket]] = []
         self._assumed_first_tokens: list[tuple[int, int, Ticket]] = []
-        self._drain = [DrainRate(now) for _ in PRIORITIES]
-        self.backlogs = [Backlog() for _ in PRIORITIES]
+        self.places = [DrainRate() for _ in PRIORITIES]  # of those that are paid
+        self._drain = [DrainRate() for _ in PRIORITIES]  # of all that wait
         self._refusals = Refusals(self)
         self._nobody_can_go = False  # the last look found so, and nothing has changed since
         self._next_change = NEVER  # when time alone may change that
         self._now = now
+        self._set_credit()
 
     # ------------------------------------------------------------------ routes and upstreams
 
@@ -63,12 +64,13 @@ class Pool:
         serving = [s for s in self.slots if serves(s.parameters, model)]
         wanted = "long" if is_long else "short"
         fitting = [s for s in serving if s.parameters.accepts in ("any", wanted)] or serving
-        if not fitting:
-            return None
-        key = (tuple(s.name for s in fitting), is_long)
+        return self._route_to(fitting, is_long) if fitting else None
+
+    def _route_to(self, upstreams: list[UpstreamSlots], is_long: bool) -> Route:
+        key = (tuple(s.name for s in upstreams), is_long)
         route = self._routes.get(key)
         if route is None:
-            route = self._routes[key] = Route(fitting, is_long)
+            route = self._routes[key] = Route(upstreams, is_long)
             if not route.healthy:
                 route.down_since = self._now
         return route
@@ -78,7 +80,7 @@ class Pool:
 
     def set_health(self, upstream: UpstreamSlots, healthy: bool, now: int) -> None:
         self.catch_up(now)
-        upstream.healthy = healthy
+        upstream.set_health(healthy)
         self._nobody_can_go = False
         for route in self._routes.values():
             if route.healthy:
@@ -88,6 +90,13 @@ class Pool:
         capacity = self._nominal_capacity()
         if capacity:  # with none healthy C keeps its last value
             self.buckets.set_rates(self._law.rates(capacity), now)
+            self._set_credit()
+        self._settle_down(now)
+
+    def begin_trial(self, upstream: UpstreamSlots, now: int) -> None:
+        self.catch_up(now)
+        upstream.begin_trial()
+        self._nobody_can_go = False
         self._settle_down(now)
 
     def engine_load_told(self, upstream: UpstreamSlots, load: EngineLoad, now: int) -> None:
@@ -108,6 +117,7 @@ class Pool:
         self._law = control_law(parameters.law, [c.share for c in self.classes])
         capacity = self._nominal_capacity() or self.buckets.capacity
         self.buckets.reconfigure(_bucket_rules(parameters), self._law.rates(capacity), now)
+        self._set_credit()
         self._nobody_can_go = False
         self._settle_down(now)
 
@@ -115,6 +125,16 @@ class Pool:
         self.classes = [parameters.classes[p] for p in PRIORITIES]
         self.scheduling = parameters.scheduling
         self._no_upstream_ns = parameters.no_upstream_ns
+
+    def _set_credit(self) -> None:
+        """A tenant that comes back may be behind by as much as its class lets one ask for at once: its burst,
+        and what its rate pays within the throttle time."""
+        for priority in PRIORITIES:
+            credit = self.buckets.bursts[priority] // UNITS_PER_MILLITOKEN
+            throttle_ns = self.classes[priority].max_throttle_ns
+            credit += self.buckets.rates[priority] * throttle_ns // NANOSECONDS_PER_SECOND
+            self.throttled[priority].counters.credit = credit
+            self.scheduler.ready[priority].counters.credit = credit
 
     def _nominal_capacity(self) -> int:
         return round(sum(s.tokens_per_second for s in self.slots if s.healthy) * MILLITOKENS)
@@ -135,7 +155,7 @@ class Pool:
             return
         line = self.throttled[priority]
         if not len(line) and self.buckets.affords(priority, ticket.cost, self.on_own_share(ticket, now)):
-            self._hold(ticket)
+            self._hold(ticket, now)
             line.pass_through(ticket)
             self._pay(ticket, now)
         else:
@@ -147,7 +167,7 @@ class Pool:
                 self._end_waiting(*told, now)
                 if told.ticket is ticket:
                     return
-            self._hold(ticket)
+            self._hold(ticket, now)
             line.push(ticket)
         self._dispatch(now)
         if ticket.stage is Stage.READY and (hopeless := self._refusals.no_place_in_time(ticket, now)):
@@ -156,8 +176,10 @@ class Pool:
             self._end_waiting(*told, now)
             self._proceed(now)
 
-    def _hold(self, ticket: Ticket) -> None:
-        """The ticket now waits somewhere: note its bytes and when its time is over."""
+    def _hold(self, ticket: Ticket, now: int) -> None:
+        """The ticket is about to wait somewhere: note its bytes and when its time is over."""
+        if not self.depth(ticket.priority):
+            self._drain[ticket.priority].begins(now)
         self.queued_bytes[ticket.priority] += ticket.ask.body_bytes
         ticket.route.waiting[ticket.seq] = ticket
         heappush(self._expiries, (ticket.deadline, ticket.seq, ticket))
@@ -176,7 +198,7 @@ class Pool:
         ticket.stage = Stage.READY
         ready = self.scheduler.ready[ticket.priority]
         if not ready.length:
-            self.backlogs[ticket.priority].begins()
+            self.places[ticket.priority].begins(now)
         ready.push(ticket, first=ticket.requeued)
         self._nobody_can_go = False
 
@@ -201,7 +223,7 @@ class Pool:
             self._no_longer_waiting(ticket)
             ticket.promoted = choice.promoted
             self._drain[ticket.priority].count(now)
-            self.backlogs[ticket.priority].dispatched(now)
+            self.places[ticket.priority].count(now)
             self._send(ticket, choice.upstream, now)
         self._nobody_can_go = True
         self._next_change = min(slots.next_change(now) for slots in self.slots)
@@ -220,7 +242,7 @@ class Pool:
         charged at once, who would be refused is not."""
         priority = ticket.priority
         own_share = self.on_own_share(ticket, now)
-        upstreams = [u for u in ticket.route.upstreams if u.healthy] or list(ticket.route.upstreams)
+        upstreams = [u for u in ticket.route.upstreams if u.usable] or list(ticket.route.upstreams)
         if ticket.would_be is None:
             ticket.would_be = self._refusals.would_be(ticket, wait_limit, now)
         if ticket.would_be is None:
@@ -277,21 +299,24 @@ class Pool:
         self._leave(ticket, now)
         self._settle_down(now)
 
-    def requeue(self, ticket: Ticket, now: int) -> None:
-        """The engine had no room for a dispatched request and ran nothing of it: it gives back place and
-        tokens and waits again, before the others of its tenant, until the deadline it had."""
+    def requeue(self, ticket: Ticket, now: int, elsewhere: bool = False) -> None:
+        """The engine ran nothing of a dispatched request: it gives back place and tokens and waits again,
+        before the others of its tenant, until the deadline it had. `elsewhere`: for another engine."""
         self.catch_up(now)
         upstream: UpstreamSlots = ticket.upstream
         if not ticket.exempt:
             self._settle(ticket, 0)
-        upstream.release(ticket)
-        upstream.pause(now)
+        upstream.sent_back(ticket, now)
+        if elsewhere:
+            ticket.not_reached = upstream.name
+            others = [other for other in ticket.route.upstreams if other is not upstream]
+            ticket.route = self._route_to(others, ticket.is_long)
         ticket.upstream = ticket.dispatched_at = ticket.paid_at = None
         ticket.assumed_at = NEVER
         ticket.promoted = False
         ticket.stage = Stage.THROTTLED
         self._nobody_can_go = False
-        self._hold(ticket)
+        self._hold(ticket, now)
         ticket.route.waiting.move_to_end(ticket.seq, last=False)
         if self.buckets.affords(ticket.priority, ticket.cost, self.on_own_share(ticket, now)):
             self.throttled[ticket.priority].pass_through(ticket)
@@ -306,6 +331,8 @@ class Pool:
         ticket.charged = self.buckets.settle(
             ticket.priority, ticket.charged, actual_cost, ticket.on_own_share, ticket.own_units
         )
+        if ticket.paid_at is None:  # only observed: it was not counted as service
+            return
         self.throttled[ticket.priority].counters.correct(ticket.tenant, difference)
         self.scheduler.ready[ticket.priority].counters.correct(ticket.tenant, difference)
 
@@ -432,7 +459,7 @@ class Pool:
 
     def drained_after_ns(self, priority: Priority) -> int | None:
         """When the class's queue will have emptied; None if nothing has moved lately."""
-        return self._drain[priority].time_for(self.depth(priority), self._now)
+        return self._drain[priority].time_for(max(self.depth(priority), 1), self._now)
 
 
 def serves(upstream: UpstreamParameters, model: str) -> bool:

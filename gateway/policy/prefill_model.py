@@ -17,9 +17,13 @@ _MEMORY = 0.98
 class PrefillModel:
     def __init__(self, tokens_per_second: float) -> None:
         """`tokens_per_second` stands in until there are samples."""
-        self._fallback = 1.0 / tokens_per_second
+        self.reconfigure(tokens_per_second)
         self.samples = 0
         self._weight = self._n = self._t = self._nn = self._nt = 0.0
+
+    def reconfigure(self, tokens_per_second: float) -> None:
+        """Another stand-in; what was learned stays."""
+        self._fallback = 1.0 / tokens_per_second
 
     def learn(self, tokens: int, waited_ns: int) -> None:
         seconds = waited_ns / NANOSECONDS_PER_SECOND

@@ -3,8 +3,11 @@
 Theory: virtual counters as in the Virtual Token Counter of fair LLM serving (Sheng et al., OSDI 2024), a
 form of start-time fair queueing. Each tenant has a counter of the service it received (cost in
 millitokens); the tenant with the smallest counter goes next, ties by arrival. A tenant that comes back
-after having nothing waiting is lifted to the smallest counter among those waiting, so that silence earns
-no credit. Every operation is O(log n) in the number of waiting tenants.
+after having nothing waiting is lifted to the smallest counter among those waiting, less `credit`: silence
+earns so much and no more. Without any, one that asks for less than its share but not all the time would
+begin level with one that always waits, and lose to it what it left unused a moment ago. (Linux' fair
+scheduler places those that wake up in the same way.) Every operation is O(log n) in the number of waiting
+tenants, and a step of the walk through those `less_served` is O(1).
 
 Several queues may share one `ServiceCounters`: then fairness holds over all of them together.
 """
@@ -12,6 +15,7 @@ Several queues may share one `ServiceCounters`: then fairness holds over all of 
 from collections import OrderedDict
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
+from itertools import takewhile
 
 from gateway.policy.request import Ticket
 
@@ -19,9 +23,11 @@ _COUNTERS_KEPT = 1024
 
 
 class ServiceCounters:
-    """Service received per tenant, in millitokens."""
+    """Service received per tenant, in millitokens. `credit`: how far a known tenant that comes back may be
+    behind the least served of those that wait."""
 
     def __init__(self) -> None:
+        self.credit = 0
         self._service: dict[str, int] = {}
         self._waiting: dict[str, int] = {}  # tenant → queues in which it waits
         self._queues: list[FairQueue] = []
@@ -31,16 +37,23 @@ class ServiceCounters:
         self._queues.append(queue)
 
     def enter(self, tenant: str) -> None:
-        """The tenant starts to wait in one more queue; a returning one is lifted to the smallest counter
-        among those waiting."""
+        """The tenant starts to wait in one more queue."""
         queues = self._waiting.get(tenant, 0)
-        self._waiting[tenant] = queues + 1
         if not queues:
-            counters = (queue.lowest_counter() for queue in self._queues)
-            lowest = min((c for c in counters if c is not None), default=self._floor)
-            self._service[tenant] = max(self.of(tenant), lowest)
-            if len(self._service) > _COUNTERS_KEPT + 2 * len(self._waiting):
-                self._forget()
+            self._service[tenant] = self.of_waiting(tenant)
+        self._waiting[tenant] = queues + 1
+        if not queues and len(self._service) > _COUNTERS_KEPT + 2 * len(self._waiting):
+            self._forget()
+
+    def of_waiting(self, tenant: str) -> int:
+        """The counter with which the tenant waits, or would if it came now. One that nobody knows has not
+        been silent: it has no credit."""
+        if tenant in self._waiting:
+            return self.of(tenant)
+        counters = (queue.lowest_counter() for queue in self._queues)
+        lowest = min((c for c in counters if c is not None), default=self._floor)
+        credit = self.credit if tenant in self._service else 0
+        return max(self.of(tenant), lowest - credit)
 
     def leave(self, tenant: str) -> None:
         queues = self._waiting[tenant] - 1
@@ -94,6 +107,7 @@ class FairQueue:
         self._order: list[tuple[int, int, str]] = []  # (counter, seq of the tenant's first, tenant)
         self._costs: dict[str, int] = {}
         self._heaviest: list[tuple[int, str]] | None = None  # (−cost, tenant), some out of date
+        self._last: list[tuple[int, str]] | None = None  # (−counter − cost, tenant), some out of date
         self.total_cost = 0
         self._length = 0
 
@@ -105,18 +119,20 @@ class FairQueue:
             yield from list(tickets.values())
 
     def push(self, ticket: Ticket, first: bool = False) -> None:
-        """Add a ticket behind those of its tenant, or before them."""
+        """Add a ticket behind those of its tenant, or (`first`) before all of them that came after it."""
         tenant = ticket.tenant
         tickets = self._by_tenant.get(tenant)
         if tickets is None:
             self.counters.enter(tenant)
             tickets = self._by_tenant[tenant] = OrderedDict()
             self._costs[tenant] = 0
+        earlier = list(takewhile(lambda seq: seq < ticket.seq, tickets)) if first else []
         tickets[ticket.seq] = ticket
         self._length += 1
         self._add_cost(tenant, ticket.cost)
         if first:
-            tickets.move_to_end(ticket.seq, last=False)
+            for seq in (ticket.seq, *reversed(earlier)):
+                tickets.move_to_end(seq, last=False)
         if first or len(tickets) == 1:
             self.place(tenant)
 
@@ -187,6 +203,7 @@ class FairQueue:
         if self._places.get(tenant) == place:
             return
         self._places[tenant] = place
+        self._note_last(tenant)
         heappush(self._order, place)
         if len(self._order) > 2 * len(self._places) + 16:
             self._order = list(self._places.values())
@@ -218,13 +235,46 @@ class FairQueue:
             heappop(heap)
         return None
 
+    def last_in_turn(self) -> tuple[str, int] | None:
+        """The tenant whose newest will be the last one served, and the tenant's counter then."""
+        heap = self._last
+        if heap is None:
+            heap = self._last = [(-self._final_counter(tenant), tenant) for tenant in self._costs]
+            heapify(heap)
+        while heap:
+            counter, tenant = -heap[0][0], heap[0][1]
+            if tenant in self._costs and self._final_counter(tenant) == counter:
+                return tenant, counter
+            heappop(heap)
+        return None
+
+    def less_served(self, counter: int) -> Iterator[str]:
+        """The tenants that wait with a smaller counter, in no order: a walk from the top of the heap."""
+        order, places = self._order, [0]
+        while places:
+            i = places.pop()
+            if i < len(order) and order[i][0] < counter:
+                if self._places.get(order[i][2]) is order[i]:
+                    yield order[i][2]
+                places += (2 * i + 1, 2 * i + 2)
+
     def newest_of(self, tenant: str) -> Ticket:
         tickets = self._by_tenant[tenant]
         return tickets[next(reversed(tickets))]
 
+    def _final_counter(self, tenant: str) -> int:
+        return self.counters.of(tenant) + self._costs[tenant]
+
+    def _note_last(self, tenant: str) -> None:
+        if self._last is not None:
+            heappush(self._last, (-self._final_counter(tenant), tenant))
+            if not self._length or len(self._last) > 2 * len(self._costs) + 64:
+                self._last = None
+
     def _add_cost(self, tenant: str, cost: int) -> None:
         self.total_cost += cost
         self._costs[tenant] += cost
+        self._note_last(tenant)
         if self._heaviest is not None:
             heappush(self._heaviest, (-self._costs[tenant], tenant))
             if not self._length or len(self._heaviest) > 2 * len(self._costs) + 64:

@@ -2,8 +2,9 @@
 
 Two limits make a class's newcomers give way: the line of those who wait for tokens may be as long as the
 class's throttle time pays for, and all that wait stay within the class's bounds. For an arrival beyond them
-the tenant with the largest waiting cost loses its newest request: the arrival itself, if that is its tenant.
-So a tenant that asks for far more than its turn is refused its own excess, and not the others theirs.
+a tenant loses its newest request: in the line for tokens the one whose newest would be served last, beyond
+the bounds the one with the largest waiting cost. It is the arrival itself, if that is its tenant. So a
+tenant that asks for far more than its turn is refused its own excess, and not the others theirs.
 """
 
 from typing import TYPE_CHECKING, NamedTuple
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from gateway.policy.clock import NEVER, to_seconds
 from gateway.policy.outcome import Outcome
 from gateway.policy.parameters import MILLITOKENS
-from gateway.policy.patience import HOPELESS, class_wait_limit_ns, cost_ahead
+from gateway.policy.patience import DISPATCHES_MIN, HOPELESS, class_wait_limit_ns, cost_ahead
 from gateway.policy.request import Priority, Refusal, Stage, Ticket
 from gateway.policy.upstream_slots import Admits
 
@@ -53,12 +54,13 @@ class Refusals:
         line, limits = pool.throttled[priority], pool.classes[priority]
         wait = pool.buckets.predicted_wait_ns(priority, arrival.cost, line.total_cost, own_share=False)
         longest = min(limits.max_throttle_ns, class_wait_limit_ns(limits, pool.scheduling))
-        heaviest = line.heaviest_tenant()
-        if wait <= longest or heaviest is None:
+        last = line.last_in_turn()
+        if wait <= longest or last is None:
             return None
-        tenant, cost = heaviest
+        tenant, counter = last
         victim = line.newest_of(tenant)
-        if cost <= line.cost_of(arrival.tenant) + arrival.cost or victim is line.peek():
+        own = line.counters.of_waiting(arrival.tenant) + line.cost_of(arrival.tenant) + arrival.cost
+        if counter <= own or victim is line.peek():
             victim = arrival
         return Told(victim, self._too_few_tokens(priority, wait))
 
@@ -79,7 +81,7 @@ class Refusals:
         priority = ticket.priority
         line = self._pool.scheduler.ready[priority].line(ticket.route)
         ahead = min(len(line), line.waiting_of(ticket.tenant) * line.tenants)
-        wait = self._pool.backlogs[priority].wait_ns(ahead, now)
+        wait = self._pool.places[priority].time_for(ahead, now, least=DISPATCHES_MIN)
         if wait is None or wait <= HOPELESS * (ticket.deadline - now):
             return None
         detail = f"a {priority.name} request would get a place in about {to_seconds(wait):.3g} s: too late"

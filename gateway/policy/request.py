@@ -98,6 +98,7 @@ class Ticket:
         "had_engine_alone",
         "input_tokens",
         "is_long",
+        "not_reached",
         "on_own_share",
         "outcome",
         "output_reserve",
@@ -152,7 +153,8 @@ class Ticket:
         self.prefilling = False  # dispatched, first token not yet seen
         self.assumed_at = NEVER  # when its first token counts as seen, for an answer that is not streamed
         self.promoted = False
-        self.requeued_at: int | None = None  # an engine sent it back for want of room
+        self.requeued_at: int | None = None  # an engine sent it back for want of room, or was not reached
+        self.not_reached: str | None = None  # the upstream that could not be connected to
         self.requeued_seq: int | None = None
         self.first_token_seq: int | None = None
         self.seen: Any = None  # events.Seen, if somebody wants details

@@ -125,7 +125,7 @@ class TenantLimits:
             self._tenants.setdefault(name, _Tenant()).configure(limits, now)
 
     def refusal(self, ticket: Ticket, now: int) -> Refusal | None:
-        """The first of the tenant's limits that says no, None if none does."""
+        """The no of a limit, of several the one that lasts longest; None if none says no."""
         ask = ticket.ask
         allowed = self._key_limits.get(ask.key) if ask.key is not None else None
         if allowed is not None and self._in_flight[ask.key or ""] >= allowed:
@@ -135,17 +135,21 @@ class TenantLimits:
         if tenant is None:
             return None
         tenant.advance(now)
-        for bucket, amount, what in (
-            (tenant.requests, ONE_REQUEST, "requests"),
-            (tenant.tokens, ticket.cost, "tokens"),
-        ):
-            if bucket is not None and not bucket.affords(amount):
-                wait = bucket.wait_ns(amount)
-                detail = f"the limit of {bucket.per_minute} {what} per minute of tenant '{ask.tenant}'"
-                if wait >= NEVER:
-                    return _no(f"{detail} lets nothing pass", NEVER)
-                return _no(f"{detail} could pay this request in about {to_seconds(wait):.3g} s", wait)
-        return None
+        short = [
+            (bucket.wait_ns(amount), f"the limit of {bucket.per_minute} {what} per minute")
+            for bucket, amount, what in (
+                (tenant.requests, ONE_REQUEST, "requests"),
+                (tenant.tokens, ticket.cost, "tokens"),
+            )
+            if bucket is not None and not bucket.affords(amount)
+        ]
+        if not short:
+            return None
+        wait, limit = max(short)
+        if wait >= NEVER:
+            return _no(f"{limit} of tenant '{ask.tenant}' lets nothing pass", NEVER)
+        seconds = f"{to_seconds(wait):.3g} s"
+        return _no(f"{limit} of tenant '{ask.tenant}' could pay this request in about {seconds}", wait)
 
     def tokens_per_minute(self, tenant: str) -> int | None:
         """The tenant's limit in tokens, None without one."""

@@ -15,7 +15,8 @@ from gateway.policy.prefill_model import PrefillModel
 from gateway.policy.request import Priority, Ticket
 
 QUEUE_FULL_PAUSE_NS = NANOSECONDS_PER_SECOND // 4
-"""After an engine sent a request back: so long, or until a request there ends, nothing more is sent."""
+"""After an engine sent a request back, or was not reached: so long, or until a request there ends, nothing
+more is sent."""
 
 
 class Admits(Enum):
@@ -37,6 +38,8 @@ class UpstreamSlots:
         self.parameters = parameters
         self._scheduling = scheduling
         self.healthy = True
+        self.on_trial = False  # down, but it may get one request to show that it serves
+        self._trial_seq: int | None = None  # of that request, while it is in flight
         self.max_in_flight = parameters.max_in_flight
         self.max_in_flight_tokens = parameters.max_in_flight_tokens
         self.in_flight = [0, 0, 0]  # per class
@@ -46,6 +49,7 @@ class UpstreamSlots:
         self.pending_prefill_tokens = 0
         self.long_prefills = 0  # below P0
         self.next_long_at = 0  # the duty rule's next turn
+        self._last_long: tuple[int, int] | None = None  # seq of who took the last turn, and when it had come
         self.prefill = PrefillModel(parameters.tokens_per_second)
         self.load = LoadGate(parameters)
         self.paused_until = 0
@@ -58,7 +62,7 @@ class UpstreamSlots:
     ) -> Admits:
         """Whether the ticket may be sent now. `limited`: a higher class is active, so the long prompts'
         duty applies. `lifted`: a promotion; holdback and pending prefill do not hold it back."""
-        if not self.healthy:
+        if not self.usable:
             return Admits.DOWN
         below_p0 = ticket.priority is not Priority.P0
         if now < self.paused_until or (
@@ -74,9 +78,14 @@ class UpstreamSlots:
         return Admits.YES
 
     @property
+    def usable(self) -> bool:
+        """Up, or on trial with nobody there yet to be the trial."""
+        return self.healthy or (self.on_trial and self._trial_seq is None)
+
+    @property
     def full(self) -> bool:
         """Nobody at all can be sent here: a quick look before the closer one of `admits`."""
-        return not self.healthy or (
+        return not self.usable or (
             self.max_in_flight is not None and self.in_flight_total >= self.max_in_flight
         )
 
@@ -111,6 +120,8 @@ class UpstreamSlots:
     # ------------------------------------------------------------------ the lease
 
     def lease(self, ticket: Ticket, now: int) -> None:
+        if self.on_trial and self._trial_seq is None:
+            self._trial_seq = ticket.seq
         ticket.upstream = self
         ticket.dispatched_at = now
         self.in_flight[ticket.priority] += 1
@@ -123,6 +134,7 @@ class UpstreamSlots:
         self.pending_prefill_tokens += ticket.input_tokens
         if ticket.is_long and ticket.priority is not Priority.P0:
             self.long_prefills += 1
+            self._last_long = ticket.seq, self.next_long_at
             duty = self._scheduling.long_prompt_duty
             prefill_ns = self.prefill.predict_ns(ticket.input_tokens)
             self.next_long_at = now + ceil(prefill_ns / duty) if duty else NEVER
@@ -139,10 +151,32 @@ class UpstreamSlots:
 
     def release(self, ticket: Ticket) -> None:
         self.prefilled(ticket)
+        if ticket.seq == self._trial_seq:
+            self._trial_seq = None
         self.paused_until = 0
         self.in_flight[ticket.priority] -= 1
         self.in_flight_total -= 1
         self.in_flight_tokens -= ticket.total_tokens
+
+    def sent_back(self, ticket: Ticket, now: int) -> None:
+        """The engine ran nothing of it, for want of room or because it was not reached: the lease ends, the
+        long prompts' turn that it took comes back, and nothing more is sent there for a moment."""
+        self.release(ticket)
+        self.paused_until = now + QUEUE_FULL_PAUSE_NS
+        if self._last_long is not None and self._last_long[0] == ticket.seq:
+            self.next_long_at = self._last_long[1]
+
+    # ------------------------------------------------------------------ up, down, on trial
+
+    def set_health(self, healthy: bool) -> None:
+        self.healthy = healthy
+        self.on_trial = False
+
+    def begin_trial(self) -> None:
+        """The next request is a trial, and the only one until it has ended or the health is set."""
+        self.healthy = False
+        self.on_trial = True
+        self._trial_seq = None
 
     # ------------------------------------------------------------------ what the engine says
 
@@ -152,15 +186,12 @@ class UpstreamSlots:
         self._kv_tokens = load.kv_tokens or self._kv_tokens
         self._limit_by_kv()
 
-    def pause(self, now: int) -> None:
-        """It had no room for a request."""
-        self.paused_until = now + QUEUE_FULL_PAUSE_NS
-
     def reconfigure(self, parameters: UpstreamParameters, scheduling: SchedulingParameters) -> None:
         self.parameters = parameters
         self._scheduling = scheduling
         self.max_in_flight = parameters.max_in_flight
         self.max_in_flight_tokens = parameters.max_in_flight_tokens
+        self.prefill.reconfigure(parameters.tokens_per_second)
         self.load.reconfigure(parameters)
         self._limit_by_kv()
 

@@ -116,6 +116,14 @@ def percentile(ascending: Sequence[float], part: float) -> float | None:
     return ascending[max(ceil(part * len(ascending)) - 1, 0)]
 
 
+def jain_index(amounts: Sequence[float]) -> float:
+    """Jain's index of fairness, (Σx)² / (n Σx²): 1 when all have the same, 1/n when one has all.
+
+    Nobody has anything: that is equal too. (Jain, Chiu and Hawe, DEC-TR-301, 1984)."""
+    squares = sum(amount * amount for amount in amounts)
+    return sum(amounts) ** 2 / (len(amounts) * squares) if squares else 1.0
+
+
 def _long_dispatches(
     records: Iterable[RequestEnded], parameters: PolicyParameters, seconds: float
 ) -> tuple[LongDispatch, ...]:

@@ -178,6 +178,7 @@ async def test_charged_is_used() -> None:
                 "cache_weight": CACHE_WEIGHT,
             },
             "scheduling": {"deadline_drop": False, "max_pending_prefill_tokens": 10**9},
+            "circuit_breaker": {"failures": 10**9},
             "classes": {p: {"max_wait_seconds": 600, "weight": w} for p, w in WEIGHTS.items()},
         }
         async with running_gateway(settings) as gateway:

@@ -15,40 +15,10 @@ from gateway.policy.outcome import Outcome
 from gateway.policy.parameters import PolicyParameters
 from gateway.policy.request import Refusal, Ticket
 from gateway.policy.tenant_limits import MINUTE_NS, MinuteBucket, TenantLimits
+from tests.support.minute_oracle import ExactMinute
 from tests.support.policy_settings import P1, ask, nanoseconds, policy
 
 SECOND = 1_000_000_000
-
-
-class ExactMinute:
-    """A bucket of one minute, written down a second time: tokens as fractions, and debits counted in whole
-    thousandths."""
-
-    def __init__(self, per_minute: int, now: int = 0) -> None:
-        self.per_minute, self.now = per_minute, now
-        self.level = Fraction(per_minute)
-
-    def run(self, until: int) -> None:
-        inflow = Fraction(self.per_minute * (until - self.now), MINUTE_NS)
-        self.level = min(self.level + inflow, Fraction(self.per_minute))
-        self.now = until
-
-    def affords(self, thousandths: int) -> bool:
-        return self.per_minute > 0 and self.level >= min(Fraction(thousandths, 1000), self.per_minute)
-
-    def take(self, thousandths: int) -> None:
-        self.level -= Fraction(thousandths, 1000)
-
-    def give(self, thousandths: int) -> None:
-        self.level = min(self.level + Fraction(thousandths, 1000), Fraction(self.per_minute))
-
-    def debit(self, thousandths: int, debt_seconds: Fraction) -> None:
-        room = max(self.level + debt_seconds * self.per_minute / 60, Fraction(0))
-        self.take(min(thousandths, int(room * 1000)))
-
-    def change(self, per_minute: int) -> None:
-        self.per_minute = per_minute
-        self.level = min(self.level, Fraction(per_minute))
 
 
 def level(bucket: MinuteBucket) -> Fraction:
@@ -200,6 +170,21 @@ def test_both_limits_must_agree() -> None:
     tenants.settle(big, 100_000, later)
     later += 59 * SECOND
     assert tenants.refusal(ticket(1), later) is not None
+
+
+def test_the_longest_wait_is_told() -> None:
+    """Short of requests for a second and of tokens for ten, it is of no use to come back after one."""
+    tenants = limited(tenants={"a": {"tokens_per_minute": 60, "requests_per_minute": 60}})
+    for _ in range(60):
+        tenants.reserve(ticket(1), 0)
+    refused = tenants.refusal(ticket(10), 0)
+    assert refused is not None
+    assert refused.retry_after_ns == 10 * SECOND
+    assert "60 tokens per minute" in refused.detail
+    refused = tenants.refusal(ticket(0), 0)
+    assert refused is not None
+    assert refused.retry_after_ns == SECOND
+    assert "60 requests per minute" in refused.detail
 
 
 def test_a_refusal_names_the_limit_and_the_wait() -> None:
@@ -422,7 +407,7 @@ class Books:
     tokens: dict[str, ExactMinute] = field(default_factory=dict)
     requests: dict[str, ExactMinute] = field(default_factory=dict)
     inside: Counter[str] = field(default_factory=Counter)
-    charged: dict[int, tuple[bool, int]] = field(default_factory=dict)  # seq → request charged?, thousandths
+    charged: dict[int, int] = field(default_factory=dict)  # seq → thousandths of a token
 
     def __post_init__(self) -> None:
         for name, set_ in self.parameters.tenants.items():
@@ -446,7 +431,7 @@ class Books:
 
     def reserve(self, one: Ticket) -> None:
         self.inside[one.ask.key or ""] += 1
-        self.charged[one.seq] = (True, one.cost)
+        self.charged[one.seq] = one.cost
         if one.ask.tenant in self.requests:
             self.requests[one.ask.tenant].take(1000)
         if one.ask.tenant in self.tokens:
@@ -455,11 +440,11 @@ class Books:
     def settle(self, one: Ticket, actual: int | None) -> None:
         if one.seq not in self.charged:
             return
-        _, cost = self.charged.pop(one.seq)
+        cost = self.charged.pop(one.seq)
         self.inside[one.ask.key or ""] -= 1
         if actual is None and one.ask.tenant in self.requests:
             self.requests[one.ask.tenant].give(1000)
-        if one.ask.tenant in self.tokens:
+        if one.ask.tenant in self.tokens and cost:  # a class without weight costs nothing at its end either
             bucket, used = self.tokens[one.ask.tenant], actual or 0
             if used <= cost:
                 bucket.give(cost - used)
@@ -482,7 +467,7 @@ LIMITED = policy(
 
 @pytest.mark.parametrize("seed", range(5))
 def test_any_traffic_adds_up(seed: int) -> None:
-    """Over thousands of arrivals and endings, some told twice: the same decisions and the same levels as exact
+    """Over thousands of arrivals and endings, some told twice: the same decisions and levels as in exact
     arithmetic, and at the end nobody inside."""
     chance = random.Random(seed)
     tenants, books, now = TenantLimits(LIMITED, 0), Books(LIMITED), 0

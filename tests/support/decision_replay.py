@@ -17,6 +17,7 @@ from gateway.simulator.decision_log import (
     LoadTold,
     LoggedRun,
     Reconfigured,
+    TrialAllowed,
 )
 from gateway.simulator.virtual_time import VirtualGate, VirtualTime
 
@@ -85,6 +86,8 @@ class _Replay:
                     yield from self._of_request(event, event.order)
                 case HealthChanged(name, healthy, at):
                     yield at, FIRST, partial(self._admission.set_upstream_health, name, healthy)
+                case TrialAllowed(name, at):
+                    yield at, FIRST, partial(self._admission.set_upstream_trial, name)
                 case LoadTold(name, load, at):
                     yield at, FIRST, partial(self._admission.engine_load_told, name, load)
                 case Reconfigured(parameters, at):
@@ -112,7 +115,7 @@ class _Replay:
         self._tickets[id(request)] = self._admission.submit(request.ask)
 
     def _requeue(self, request: RequestEnded) -> None:
-        self._admission.requeue(self._tickets[id(request)])
+        self._admission.requeue(self._tickets[id(request)], reached=request.not_reached is None)
 
     def _first_token(self, request: RequestEnded) -> None:
         self._admission.first_token(self._tickets[id(request)])

@@ -100,9 +100,9 @@ class Driver(ABC):
     def cancel(self, name: str) -> None:
         self._cancel(self.tickets[name])
 
-    def requeue(self, name: str) -> None:
-        """Its engine had no room for it."""
-        self._requeue(self.tickets[name])
+    def requeue(self, name: str, reached: bool = True) -> None:
+        """Its engine had no room for it, or was not reached."""
+        self._requeue(self.tickets[name], reached)
 
     def after(self, seconds: float, action: Callable[[], None]) -> None:
         self.at(self.clock.now() + nanoseconds(seconds), action)
@@ -147,10 +147,13 @@ class Driver(ABC):
     def _cancel(self, ticket: Ticket) -> None: ...
 
     @abstractmethod
-    def _requeue(self, ticket: Ticket) -> None: ...
+    def _requeue(self, ticket: Ticket, reached: bool) -> None: ...
 
     @abstractmethod
     def health(self, name: str, healthy: bool) -> None: ...
+
+    @abstractmethod
+    def trial(self, name: str) -> None: ...
 
     @abstractmethod
     def engine_load(self, name: str, load: EngineLoad) -> None: ...
@@ -194,12 +197,16 @@ class VirtualDriver(Driver):
         self.admission.cancel(ticket)
         self.gate.settle()
 
-    def _requeue(self, ticket: Ticket) -> None:
-        self.admission.requeue(ticket)
+    def _requeue(self, ticket: Ticket, reached: bool) -> None:
+        self.admission.requeue(ticket, reached=reached)
         self.gate.settle()
 
     def health(self, name: str, healthy: bool) -> None:
         self.admission.set_upstream_health(name, healthy)
+        self.gate.settle()
+
+    def trial(self, name: str) -> None:
+        self.admission.set_upstream_trial(name)
         self.gate.settle()
 
     def engine_load(self, name: str, load: EngineLoad) -> None:
@@ -282,14 +289,17 @@ class AsyncioDriver(Driver):
         if self.on_end is not None:
             self.on_end(ticket)
 
-    def _requeue(self, ticket: Ticket) -> None:
+    def _requeue(self, ticket: Ticket, reached: bool) -> None:
         """What the gate's own `requeue` does, which waits for the decision."""
         ticket.waiter = self.decided
-        self.admission.requeue(ticket)
+        self.admission.requeue(ticket, reached=reached)
         self.gate._settle()
 
     def health(self, name: str, healthy: bool) -> None:
         self.gate.set_upstream_health(name, healthy)
+
+    def trial(self, name: str) -> None:
+        self.gate.set_upstream_trial(name)
 
     def engine_load(self, name: str, load: EngineLoad) -> None:
         self.gate.engine_load_told(name, load)

@@ -9,8 +9,8 @@ MINUTE = 60_000_000_000  # nanoseconds
 
 
 class ExactMinute:
-    """Tokens (or requests) are fractions, amounts given and taken are thousandths; a debit at settlement counts
-    in whole thousandths."""
+    """Tokens (or requests) are fractions, amounts given and taken are thousandths; a debit at settlement
+    counts in whole thousandths."""
 
     def __init__(self, per_minute: int, now: int = 0) -> None:
         self.per_minute, self.now = per_minute, now

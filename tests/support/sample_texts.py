@@ -21,6 +21,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer
 
 KINDS = ("prose", "code", "chinese")
+CHINESE = Path(__file__).parent / "chinese.txt"
 VOCABULARY = 16_000
 
 _SOURCE_BYTES = range(10_000, 80_000)
@@ -34,7 +35,7 @@ _MESSAGE_TOKENS = 4
 @cache
 def _texts(kind: str) -> tuple[str, ...]:
     if kind == "chinese":
-        return tuple((Path(__file__).parent / "chinese.txt").read_text(encoding="utf-8").split("\n\n"))
+        return tuple(CHINESE.read_text(encoding="utf-8").split("\n\n"))
     sources = [path.read_text(encoding="utf-8") for path in _library_files()]
     if kind == "code":
         return tuple(sources)

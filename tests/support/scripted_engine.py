@@ -143,6 +143,8 @@ class ScriptedEngine:
         self._upstream = upstream
         self.play: Script = plain()
         self.healthy = True
+        self.probed: Script | None = None
+        """What answers the health probes; None: `healthy` does, at once."""
         self.metrics_page = answer(status="404 Not Found")
         """The whole response; empty to let the page be waited for."""
 
@@ -156,12 +158,18 @@ class ScriptedEngine:
         return [r for r in self._upstream.requests if r.target not in ("/health", "/metrics")]
 
     @property
+    def probes(self) -> list[RecordedRequest]:
+        return [r for r in self._upstream.requests if r.target == "/health"]
+
+    @property
     def last(self) -> RecordedRequest:
         return self.requests[-1]
 
     async def handle(self, connection: ScriptedConnection) -> None:
         while (request := await connection.request()) is not None:
-            if request.target == "/health":
+            if request.target == "/health" and self.probed is not None:
+                await self.probed(connection, request)
+            elif request.target == "/health":
                 await connection.send(answer(status="200 OK" if self.healthy else "503 Service Unavailable"))
             elif request.target == "/metrics":
                 await connection.send(self.metrics_page)

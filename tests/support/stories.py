@@ -40,8 +40,13 @@ def health(name: str, healthy: bool) -> Action:
     return lambda driver: driver.health(name, healthy)
 
 
-def requeue(name: str) -> Action:
-    return lambda driver: driver.requeue(name)
+def trial(name: str) -> Action:
+    """The upstream may get one request, to show whether it serves again."""
+    return lambda driver: driver.trial(name)
+
+
+def requeue(name: str, reached: bool = True) -> Action:
+    return lambda driver: driver.requeue(name, reached)
 
 
 def engine_load(name: str = "gpu0", **told: Any) -> Action:

@@ -1,13 +1,10 @@
 """When to come back to a queue: what is advised is near what will be true."""
 
-import pytest
-
 from tests.support.drivers import VirtualDriver
 from tests.support.policy_settings import P0, P2, policy, upstream
 from tests.support.workloads import taking
 
 SECOND = 1_000_000_000
-TOO_FAR = "the drain estimate is taken from a class that was not backlogged"
 
 
 def advised(driver: VirtualDriver, name: str) -> float | None:
@@ -17,7 +14,6 @@ def advised(driver: VirtualDriver, name: str) -> float | None:
     return None if refusal.retry_after_ns is None else refusal.retry_after_ns / SECOND
 
 
-@pytest.mark.xfail(reason=TOO_FAR, strict=True)
 def test_a_queue_that_fills_in_an_instant() -> None:
     """A burst into a silent class fills a queue that empties in ten seconds: whoever finds it full is not
     told that coming back is of no use (more than a minute)."""
@@ -35,7 +31,6 @@ def test_a_queue_that_fills_in_an_instant() -> None:
     assert told is None or told <= 20
 
 
-@pytest.mark.xfail(reason=TOO_FAR, strict=True)
 def test_a_class_that_is_seldom_asked() -> None:
     """One that waits in vain in a class with a request now and then is not told to wait as long as those are
     apart: how seldom they come says nothing of how fast places come free."""

@@ -20,7 +20,7 @@ def shares(driver: Driver) -> dict[Priority, float]:
 def test_lower_classes_progress_under_full_load(slots: int, length: float) -> None:
     """With P0 and P1 saturated P1 gets 0.32 of the places and P2 0.049, and nobody waits past its limit.
 
-    Who is told no has waited its limit out, or came when its place was hopelessly far and was told at once."""
+    Who is told no has waited its limit out, or was told at once, as its place was hopelessly far."""
     parameters = policy(upstream(max_in_flight=slots), classes={p: {"wait": w} for p, w in WAITS.items()})
 
     def book(driver: Driver) -> None:
