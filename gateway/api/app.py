@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
 import structlog
 from prometheus_client import CollectorRegistry
@@ -33,9 +34,11 @@ from gateway.telemetry.exposition import new_registry
 from gateway.telemetry.fanout import Observers
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.request_log import RequestLog
+from gateway.upstream.circuit_breaker import Admittance, BreakerRules
 from gateway.upstream.client import Upstream, UpstreamAddress
-from gateway.upstream.health import HealthProbe, ProbeRules
+from gateway.upstream.health import HealthProbe, ProbeRules, UpstreamHealth
 from gateway.upstream.load_poller import LoadPoller, LoadRules
+from gateway.upstream.retry_budget import RetryBudget
 from gateway.upstream.transport import TransportTimeouts
 
 _log = structlog.get_logger("gateway")
@@ -71,6 +74,7 @@ class Gateway:
         self._mock_gpus = mock_gpus
         self._tasks: list[asyncio.Task[None]] = []
         self._upstreams: dict[str, Upstream] = {}
+        self._health: dict[str, UpstreamHealth] = {}
         self._decision_log: DecisionLogFile | None = None
 
     async def start(self) -> Edge:
@@ -80,7 +84,11 @@ class Gateway:
         for upstream_settings in settings.upstreams:
             health = upstream_settings.health
             rules = ProbeRules(health.path, health.interval_seconds, health.fail_after, health.pass_after)
-            probe = HealthProbe(self._upstreams[upstream_settings.name], rules, self._health_changed)
+            name = upstream_settings.name
+            is_heard = partial(self.edge.is_heard, name)
+            probe = HealthProbe(
+                self._upstreams[name], rules, self._health[name].probed, self._clock, is_heard
+            )
             self._tasks.append(asyncio.create_task(probe.run()))
             load = upstream_settings.load
             poller = LoadPoller(
@@ -118,6 +126,8 @@ class Gateway:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        for health in self._health.values():
+            health.close()
         self.edge.gate.close()
         self.edge.prompt_reader.close()
         for upstream in self._upstreams.values():
@@ -134,6 +144,8 @@ class Gateway:
         transport_timeouts = TransportTimeouts(
             timeouts.connect_seconds, timeouts.first_byte_seconds, timeouts.idle_seconds
         )
+        rules = self.settings.circuit_breaker
+        breaker = BreakerRules(rules.failures, to_nanoseconds(rules.open_seconds))
         if self._mock_gpus is None:
             self._mock_gpus = MockGpus({upstream.name: upstream.url for upstream in self.settings.upstreams})
         for upstream in self.settings.upstreams:
@@ -147,6 +159,9 @@ class Gateway:
                 engine_priority=upstream.engine_priority,
             )
             self._upstreams[upstream.name] = Upstream(address, transport_timeouts)
+            self._health[upstream.name] = UpstreamHealth(
+                upstream.name, breaker, self._clock, self._admittance_changed
+            )
 
     def _build_edge(self) -> Edge:
         settings = self.settings
@@ -162,6 +177,8 @@ class Gateway:
             clock=self._clock,
             gate=AdmissionGate(admission, self._clock),
             upstreams=self._upstreams,
+            health=self._health,
+            retries=RetryBudget(settings.upstream_retry_budget),
             access=Access(self._keys),
             rules=classification_rules(settings),
             priority_headers=frozenset(name.lower().encode() for name in settings.classification.header),
@@ -204,10 +221,16 @@ class Gateway:
             known_tenants=[ANYBODY.tenant, *(entry.tenant for entry in self._keys or ())],
         )
 
-    def _health_changed(self, name: str, healthy: bool, why: str) -> None:
-        log = _log.info if healthy else _log.warning
-        log("upstream is back" if healthy else "upstream is down", upstream=name, reason=why)
-        self.edge.gate.set_upstream_health(name, healthy)
+    def _admittance_changed(self, name: str, admits: Admittance, why: str) -> None:
+        if admits is Admittance.TRIAL:
+            _log.info("upstream is back", upstream=name, reason=f"{why}; the next request is a trial")
+            self.edge.gate.set_upstream_trial(name)
+        elif admits is Admittance.ALL:
+            _log.info("upstream serves again", upstream=name, reason=why)
+            self.edge.gate.set_upstream_health(name, True)
+        else:
+            _log.warning("upstream is down", upstream=name, reason=why)
+            self.edge.gate.set_upstream_health(name, False)
 
     def _load_told(self, name: str, load: EngineLoad) -> None:
         self.edge.metrics.load_page_read(name)

@@ -39,6 +39,8 @@ _EXACT_NUMBERS_END = 2**53  # beyond it a reader that uses floats sees another n
 _DIGITS_MAX = 16
 _REAL_BYTES_MAX = 64
 _OUTPUT_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+_ITS_OUTPUT_LIMIT = {"responses": ("max_output_tokens",), "messages": ("max_tokens",)}
+"""Where there is one name only: what an engine does not read is no limit."""
 _STREAM_OPTIONS = "stream_options"
 _ONLY_INCLUDE_USAGE = b'{"include_usage":true}'
 
@@ -75,6 +77,9 @@ INPUT_FIELDS = {
     "score": "text_2",
 }
 """The member that is to blame for a body of that dialect that is too long to be read."""
+
+_ANTHROPIC_TIERS = frozenset({"auto", "standard_only"})
+"""Which of its own capacities Anthropic may use; how urgent a request is they do not say."""
 
 _CONVERSATIONS = frozenset({"chat", "messages", "responses"})
 _BESIDES_THE_TEXT = frozenset(
@@ -134,6 +139,8 @@ def peek(body: bytes, dialect: BodyDialect, count: TextCount | None = None) -> B
     model = _text(found, "model")
     if not model:
         raise _missing("model") if model is None else _invalid("model", "a non-empty string")
+    if dialect == "responses" and _boolean(found, "background"):
+        raise BadBody("background responses are not offered here", "background", "unsupported_value")
     count = TextCount() if count is None else count
     prompts, messages = _count_texts(found, dialect, count)
     conversations = int(dialect in _CONVERSATIONS)
@@ -141,7 +148,7 @@ def peek(body: bytes, dialect: BodyDialect, count: TextCount | None = None) -> B
         model=model,
         stream=_boolean(found, "stream"),
         include_usage=_STREAM_OPTIONS in found and _include_usage(found),
-        max_output_tokens=_output_limit(found),
+        max_output_tokens=_output_limit(found, _ITS_OUTPUT_LIMIT.get(dialect, _OUTPUT_LIMITS)),
         prompts=prompts,
         sequences=prompts * max(_multiplier(found, "n", 1), _multiplier(found, "best_of", 0)),
         text_bytes=count.text_bytes,
@@ -154,7 +161,7 @@ def peek(body: bytes, dialect: BodyDialect, count: TextCount | None = None) -> B
         messages=messages,
         reads_more=not _BESIDES_THE_TEXT.isdisjoint(found)
         and any(found.get(name, _NULL) != _NULL for name in _BESIDES_THE_TEXT),
-        service_tier=_text(found, "service_tier"),
+        service_tier=_service_tier(found, dialect),
         has_engine_hints=not ENGINE_HINTS.isdisjoint(found),
     )
 
@@ -288,9 +295,15 @@ def _text(found: _Members, name: str) -> str | None:
         raise _invalid(name, "a string") from None
 
 
-def _output_limit(found: _Members) -> int | None:
+def _service_tier(found: _Members, dialect: BodyDialect) -> str | None:
+    """The tier by which a class may be claimed."""
+    tier = _text(found, "service_tier")
+    return None if dialect == "messages" and tier in _ANTHROPIC_TIERS else tier
+
+
+def _output_limit(found: _Members, names: tuple[str, ...]) -> int | None:
     largest = None
-    for name in _OUTPUT_LIMITS:
+    for name in names:
         if name in found:
             limit = _number(found, name)
             if limit is not None and (largest is None or limit > largest):

@@ -197,7 +197,9 @@ class TextCount:
                 continue
             if kind is _NESTED or kind is _TEXT:
                 if value.startswith(b'"'):
-                    self._take(text_of(value))
+                    text = text_of(value) if b"\\" in value else value[1:-1]
+                    self.texts.append(text)
+                    self.text_bytes += len(text)
                 elif kind is _NESTED:
                     self._add_nested(value, level + 1)
                 else:

@@ -10,6 +10,7 @@ import structlog
 
 from gateway.api.access import Access
 from gateway.api.endpoints import ENDPOINTS, Endpoint
+from gateway.api.engine_call import shows_service
 from gateway.api.errors import Problem
 from gateway.api.headers import Header, duration
 from gateway.api.prompt_reader import PromptReader
@@ -20,11 +21,14 @@ from gateway.policy.clock import Clock
 from gateway.policy.events import Observer
 from gateway.policy.outcome import Outcome
 from gateway.policy.request import Priority, Refusal
-from gateway.runtime.admission_gate import AdmissionGate
+from gateway.runtime.admission_gate import AdmissionGate, Permit
 from gateway.telemetry.endings import ended_at_the_door
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.request_log import RequestLog
+from gateway.upstream.circuit_breaker import Admittance
 from gateway.upstream.client import Upstream
+from gateway.upstream.health import UpstreamHealth
+from gateway.upstream.retry_budget import RetryBudget
 
 if TYPE_CHECKING:
     from gateway.api.exchange import Exchange
@@ -37,6 +41,9 @@ class Edge:
     clock: Clock
     gate: AdmissionGate
     upstreams: Mapping[str, Upstream]
+    health: Mapping[str, UpstreamHealth]
+    """Of each upstream, by name."""
+    retries: RetryBudget
     access: Access
     rules: ClassificationRules
     priority_headers: frozenset[bytes]
@@ -70,8 +77,43 @@ class Edge:
         given = exchange.given_id
         return (exchange.request_id if given is None else f"{given}-{next(self._ids)}").encode()
 
-    def healthy_upstreams(self) -> list[Upstream]:
-        return [u for name, u in self.upstreams.items() if self.admission.upstream(name).healthy]
+    # ------------------------------------------------------------------ engines
+
+    def usable_upstreams(self, wanted: Callable[[Upstream], bool] = lambda _: True) -> list[Upstream]:
+        """The healthy ones of those wanted; only where there are none, those on trial. Were these left out, a
+        gateway with one engine would say that it is not ready, and no trial request would come."""
+        found = [(self.health[name].admits, u) for name, u in self.upstreams.items() if wanted(u)]
+        healthy = [upstream for admits, upstream in found if admits is Admittance.ALL]
+        return healthy or [upstream for admits, upstream in found if admits is Admittance.TRIAL]
+
+    def is_heard(self, upstream: str, since: int) -> bool:
+        """Whether anything of an answer has come from there since then (ns)."""
+        answered = self.health[upstream].served_at >= since
+        return answered or any(exchange.is_heard(upstream, since) for exchange in self.active)
+
+    def may_go_elsewhere(self, permit: Permit) -> bool:
+        """Whether a request whose engine was not reached may try another one. A yes is paid for."""
+        return self.admission.may_go_elsewhere(permit.ticket) and self.retries.take()
+
+    def first_token(self, permit: Permit) -> None:
+        permit.first_token()
+        sent_at = permit.ticket.dispatched_at
+        if sent_at is not None:
+            self.health[permit.upstream].request_began(sent_at)
+
+    def ended_at_engine(self, permit: Permit, outcome: Outcome, status: int | None) -> None:
+        """What a request shows of its engine, which is to be known before its place is free for another.
+        `status` is the engine's."""
+        health, sent_at = self.health[permit.upstream], permit.ticket.dispatched_at
+        serves = shows_service(outcome, status)
+        if sent_at is None or serves is None:
+            return
+        if serves:
+            health.request_succeeded(sent_at)
+        else:
+            health.request_failed(sent_at, outcome if status is None else f"{outcome}, status {status}")
+
+    # ------------------------------------------------------------------ the policy's words
 
     def problem_of(self, refusal: Refusal, priority: Priority) -> Problem:
         """The policy's no, as the client gets it."""

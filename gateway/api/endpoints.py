@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from gateway.api.body import BodyDialect
+from gateway.api.error_forms import ANTHROPIC, OPENAI, RESPONSES, ErrorForm
 from gateway.upstream.stream_observer import Dialect as StreamDialect
 
 
@@ -30,15 +31,22 @@ class Endpoint:
     dialect: BodyDialect | None = None
     """How the body of what has to be paid is read."""
     summary: str = ""
+    errors: ErrorForm = OPENAI
+    """How the gateway's own errors look."""
 
     def is_budgeted(self, method: str) -> bool:
         """Whether such a request needs a bucket and a lease. A mere look (GET, HEAD) never does."""
         return method == "POST" and self.use in (Use.GENERATE, Use.READ)
 
     @property
-    def is_openai_stream(self) -> bool:
-        """Its streams are chunks with choices that end with `[DONE]`, and usage can be asked for."""
+    def tells_usage_if_asked(self) -> bool:
+        """Its streams say what was used only where `stream_options` ask for it; typed ones always do."""
         return self.dialect in ("chat", "completions")
+
+    @property
+    def has_known_answers(self) -> bool:
+        """A plain answer is a JSON object, and a stream has an end mark."""
+        return self.dialect in _STREAM_DIALECTS
 
     @property
     def stream_dialect(self) -> StreamDialect:
@@ -46,7 +54,12 @@ class Endpoint:
         return _STREAM_DIALECTS.get(self.dialect, "chat")
 
 
-_STREAM_DIALECTS: Mapping[BodyDialect | None, StreamDialect] = {"chat": "chat", "completions": "completions"}
+_STREAM_DIALECTS: Mapping[BodyDialect | None, StreamDialect] = {
+    "chat": "chat",
+    "completions": "completions",
+    "responses": "responses",
+    "messages": "messages",
+}
 
 _POST = ("POST",)
 _LOOK = ("GET", "HEAD")
@@ -54,6 +67,17 @@ _LOOK = ("GET", "HEAD")
 _ALL = (
     Endpoint("/v1/chat/completions", _POST, Use.GENERATE, "chat", "Chat completion, streaming or plain"),
     Endpoint("/v1/completions", _POST, Use.GENERATE, "completions", "Text completion, streaming or plain"),
+    Endpoint(
+        "/v1/responses", _POST, Use.GENERATE, "responses", "Response, streaming or plain", errors=RESPONSES
+    ),
+    Endpoint(
+        "/v1/messages",
+        _POST,
+        Use.GENERATE,
+        "messages",
+        "Message in Anthropic's form, streaming or plain",
+        errors=ANTHROPIC,
+    ),
     Endpoint("/v1/embeddings", _POST, Use.READ, "embeddings", "Embeddings of one or more inputs"),
     Endpoint("/pooling", _POST, Use.READ, "embeddings", "A pooling model's own output"),
     Endpoint("/classify", _POST, Use.READ, "embeddings", "Classes of one or more inputs"),
@@ -63,11 +87,26 @@ _ALL = (
     Endpoint("/rerank", _POST, Use.READ, "rerank", "Documents in the order of their relevance"),
     Endpoint("/tokenize", _POST, Use.HELP, None, "The tokens of a text or a conversation"),
     Endpoint("/detokenize", _POST, Use.HELP, None, "The text of some tokens"),
-    Endpoint("/v1/messages/count_tokens", _POST, Use.HELP, None, "How many tokens a conversation has"),
+    Endpoint(
+        "/v1/messages/count_tokens",
+        _POST,
+        Use.HELP,
+        None,
+        "How many tokens a conversation has",
+        errors=ANTHROPIC,
+    ),
     Endpoint("/v1/models", _LOOK, Use.LIST_MODELS, None, "The models that the engines serve"),
 )
 
 ENDPOINTS: Mapping[str, Endpoint] = {endpoint.path: endpoint for endpoint in _ALL}
+
+_NOWHERE = Endpoint("", (), Use.HELP)
+_NOWHERE_NEAR_MESSAGES = Endpoint("", (), Use.HELP, errors=ANTHROPIC)
+
+
+def nowhere(path: str) -> Endpoint:
+    """Stands for a path that is not there. Whoever looks for more below messages reads Anthropic's errors."""
+    return _NOWHERE_NEAR_MESSAGES if path.startswith("/v1/messages/") else _NOWHERE
 
 
 def with_extra_paths(paths: Iterable[str]) -> Mapping[str, Endpoint]:

@@ -12,6 +12,9 @@ from gateway.policy.request import Priority
 from gateway.upstream.client import Response, Upstream
 from gateway.upstream.errors import ConnectFailed, FirstByteTimeout, IdleTimeout, UpstreamError
 
+ENGINE_IS_FULL = 503
+"""An engine's own admission limit (vLLM, SGLang), or one that is loading its model: nothing was begun."""
+
 
 def body_for(
     upstream: Upstream, body: bytes, facts: BodyFacts, priority: Priority, asks_for_usage: bool
@@ -33,6 +36,10 @@ def engine_rank(engine: str, priority: Priority) -> int | None:
     if engine == "sglang":
         return int(Priority.P2) - int(priority)
     return None
+
+
+class NotReached(Problem):
+    """No connection to the engine: it has nothing of the request."""
 
 
 async def ask(
@@ -64,8 +71,21 @@ def is_broken_json(body: bytes, headers: Iterable[Header]) -> bool:
     return False
 
 
+def shows_service(outcome: Outcome, status: int | None) -> bool | None:
+    """Whether a request that ended so shows that its engine serves or that it does not; None where it shows
+    neither. `status` is the engine's, None where it told none."""
+    if outcome in (Outcome.UPSTREAM_REFUSED, Outcome.UPSTREAM_TIMEOUT, Outcome.UPSTREAM_ABORTED):
+        return False
+    if outcome is Outcome.COMPLETED:
+        return True
+    if outcome is not Outcome.UPSTREAM_ERROR or status is None or status < 300 or status == ENGINE_IS_FULL:
+        return None  # under 300 it is an event inside a stream, which may be about that request only
+    return status < 500
+
+
 def _problem(error: UpstreamError) -> Problem:
+    kind = NotReached if isinstance(error, ConnectFailed) else Problem
     timed_out = isinstance(error, FirstByteTimeout | IdleTimeout)
     if timed_out or (isinstance(error, ConnectFailed) and error.timed_out):
-        return Problem(Outcome.UPSTREAM_TIMEOUT, f"the engine did not answer in time: {error.message}")
-    return Problem(Outcome.UPSTREAM_REFUSED, f"the engine could not be used: {error.message}")
+        return kind(Outcome.UPSTREAM_TIMEOUT, f"the engine did not answer in time: {error.message}")
+    return kind(Outcome.UPSTREAM_REFUSED, f"the engine could not be used: {error.message}")

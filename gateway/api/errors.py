@@ -1,8 +1,8 @@
-"""Outcome → status, error body, retry advice: one table, in OpenAI's shape.
+"""Outcome → status, error body, retry advice: one table, in OpenAI's words.
 
 `{"error": {"message", "type", "param", "code"}}`, with `retry-after` (whole seconds) and `retry-after-ms`
 where coming back can help. The advice carries up to 40 % jitter, so that those refused together do not
-return together.
+return together. Other APIs' forms of the same are in `error_forms.py`.
 """
 
 from collections.abc import Callable
@@ -133,8 +133,3 @@ class Problem(Exception):
 
 def error_body(message: str, type: str, param: str | None, code: str | None) -> bytes:
     return msgspec.json.encode({"error": {"message": message, "type": type, "param": param, "code": code}})
-
-
-def error_event(message: str, type: str, code: str | None) -> bytes:
-    """The one event that ends a stream which broke off after its 200."""
-    return b"data: " + error_body(message, type, None, code) + b"\n\n"

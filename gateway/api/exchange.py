@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from gateway.api.access import Caller
 from gateway.api.body import INPUT_FIELDS, BodyFacts
 from gateway.api.endpoints import Endpoint, Use
+from gateway.api.engine_call import ENGINE_IS_FULL, NotReached, body_for, is_broken_json, read_all
 from gateway.api.engine_call import ask as ask_engine
-from gateway.api.engine_call import body_for, is_broken_json, read_all
 from gateway.api.errors import Problem
 from gateway.api.headers import STREAM_HEADERS, Header, for_client, for_upstream, without_credentials
 from gateway.api.models import check_is_served, check_may_use, merged_models
@@ -51,8 +51,6 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 PLAIN_ANSWER_BYTES_MAX = 64 * 1024 * 1024
 ERROR_ANSWER_BYTES_MAX = 4 * 1024 * 1024
-ENGINE_IS_FULL = 503
-"""An engine's own admission limit (vLLM, SGLang), or one that is loading its model: nothing was begun."""
 LINGER_SECONDS = 10.0
 LINGER_SILENCE_SECONDS = 1.0
 """A client that is refused in the middle of its upload is listened to for so long, and while it sends."""
@@ -91,7 +89,7 @@ class Exchange:
         self._used: Usage | None = None  # by a plain answer that is whole
         self._watch: asyncio.Task[None] | None = None
         self._upload_is_unread = False
-        self.reply = Reply(scope, send, edge.clock, self._common_headers)
+        self.reply = Reply(scope, send, edge.clock, self._common_headers, endpoint.errors)
 
     # ------------------------------------------------------------------ the whole
 
@@ -144,6 +142,8 @@ class Exchange:
         if self.reply.status is not None:
             self._edge.request_log.answered(self.request_id, self.reply.status)
         if self._permit is not None:
+            status = None if self._response is None else self._response.status
+            self._edge.ended_at_engine(self._permit, outcome, status)
             self._permit.finish(outcome, delivered)
         else:
             self._edge.ended_at_the_door(self, outcome)
@@ -151,6 +151,8 @@ class Exchange:
     def _outcome_of(self, interrupt: Interrupt) -> Outcome:
         if interrupt is Interrupt.CLIENT_STALLED:
             return Outcome.CLIENT_STALLED
+        if self._observer is not None and self._observer.error is not None:
+            return Outcome.UPSTREAM_ERROR  # which the client has read, and hung up
         if self._observer is not None and self._observer.done:
             return Outcome.COMPLETED  # an SDK that hangs up after the end mark has all it wanted
         if interrupt is Interrupt.SHUTDOWN:
@@ -233,14 +235,10 @@ class Exchange:
 
     async def _forward(self, body: bytes, facts: BodyFacts, permit: Permit) -> tuple[Outcome, Delivered]:
         edge = self._edge
-        asks_for_usage = self._endpoint.is_openai_stream and facts.stream and not facts.include_usage
+        asks_for_usage = self._endpoint.tells_usage_if_asked and facts.stream and not facts.include_usage
         taken = edge.clock.now() - self._complete_at
         edge.metrics.proxy_overhead(taken - (permit.ticket.queue_wait_ns or 0))
-        response = await self._dispatch(permit, body, facts, asks_for_usage)
-        if response.status == ENGINE_IS_FULL and edge.admission.may_requeue(permit.ticket):
-            await read_all(response, ERROR_ANSWER_BYTES_MAX)
-            permit = await self._requeue(permit)
-            response = await self._dispatch(permit, body, facts, asks_for_usage)
+        response, permit = await self._answer_to(permit, body, facts, asks_for_usage)
         headers = response.lower_headers()
         if not 200 <= response.status < 300:
             await self._answer_whole(response, headers, await read_all(response, ERROR_ANSWER_BYTES_MAX))
@@ -248,6 +246,27 @@ class Exchange:
         if facts.stream and _header(headers, b"content-type").startswith(b"text/event-stream"):
             return await self._stream(response, headers, facts, asks_for_usage, permit)
         return await self._plain(response, headers, facts, permit)
+
+    async def _answer_to(
+        self, permit: Permit, body: bytes, facts: BodyFacts, asks_for_usage: bool
+    ) -> tuple[Response, Permit]:
+        """The head of an engine's answer, and the place it came from. A request of which its engine has begun
+        nothing is sent once more: where there was no room later, where it was not reached to another."""
+        edge = self._edge
+        edge.retries.request()
+        try:
+            response = await self._dispatch(permit, body, facts, asks_for_usage)
+        except NotReached as problem:
+            if not edge.may_go_elsewhere(permit):
+                raise
+            edge.ended_at_engine(permit, problem.outcome, None)
+            permit = await self._requeue(permit, reached=False)
+        else:
+            if response.status != ENGINE_IS_FULL or not edge.admission.may_requeue(permit.ticket):
+                return response, permit
+            await read_all(response, ERROR_ANSWER_BYTES_MAX)
+            permit = await self._requeue(permit, reached=True)
+        return await self._dispatch(permit, body, facts, asks_for_usage), permit
 
     async def _dispatch(
         self, permit: Permit, body: bytes, facts: BodyFacts, asks_for_usage: bool
@@ -257,12 +276,12 @@ class Exchange:
         self._response = await self._ask_engine(upstream, b"POST", body)
         return self._response
 
-    async def _requeue(self, permit: Permit) -> Permit:
+    async def _requeue(self, permit: Permit, *, reached: bool) -> Permit:
         """The engine has taken nothing of it: back into the queue, for this or another engine. Raises Problem
         where there is no place in time."""
-        self._permit = None
+        self._permit = self._response = None
         try:
-            self._permit = await self._edge.gate.requeue(permit)
+            self._permit = await self._edge.gate.requeue(permit, reached=reached)
         except Refused as refused:
             raise self._edge.problem_of(refused.refusal, permit.ticket.priority) from None
         return self._permit
@@ -285,7 +304,7 @@ class Exchange:
     ) -> tuple[Outcome, Delivered]:
         body = await read_all(response, PLAIN_ANSWER_BYTES_MAX)
         valid, usage = inspect_answer(body)
-        if not valid and (self._endpoint.is_openai_stream or is_broken_json(body, headers)):
+        if not valid and (self._endpoint.has_known_answers or is_broken_json(body, headers)):
             raise Problem(Outcome.UPSTREAM_REFUSED, "the engine's answer is not a JSON object")
         ticket = permit.ticket  # where the engine does not tell, the estimate stands
         self._used = usage or Usage(ticket.input_tokens, ticket.output_reserve)
@@ -310,9 +329,9 @@ class Exchange:
             response,
             observer,
             self.reply.write,
-            permit.first_token,
+            lambda: self._edge.first_token(permit),
             self._edge.clock,
-            needs_end_mark=self._endpoint.is_openai_stream,
+            needs_end_mark=self._endpoint.has_known_answers,
         )
         if end is StreamEnd.BROKEN_OFF or end is StreamEnd.SILENT:
             what = "fell silent" if end is StreamEnd.SILENT else "broke off"
@@ -321,7 +340,7 @@ class Exchange:
         delivered = self._delivered_so_far()
         if end is StreamEnd.ERROR_EVENT:
             return Outcome.UPSTREAM_ERROR, delivered
-        if observer.usage is not None:
+        if observer.usage is not None and observer.usage.input_tokens:
             self._learn(facts, observer.usage)
         return Outcome.COMPLETED, delivered
 
@@ -330,6 +349,12 @@ class Exchange:
         if not (facts.images or facts.audio_parts or facts.reads_more):
             estimator = self._edge.admission.input_estimator
             estimator.learn(facts.model, facts.text, told.input_tokens - facts.exact_tokens)
+
+    def is_heard(self, upstream: str, since: int) -> bool:
+        """Whether a token of its stream has come from this upstream since then (ns)."""
+        if self._observer is None or self._permit is None or self._permit.upstream != upstream:
+            return False
+        return self._observer.last_token_at is not None and self._observer.last_token_at >= since
 
     def _delivered_so_far(self) -> Delivered:
         """What a plain answer or a stream has produced up to now; nothing if the engine never began."""
@@ -344,7 +369,7 @@ class Exchange:
         produced = observer.output_tokens_seen
         return Delivered(
             Usage(usage.input_tokens, produced, usage.cached_tokens)
-            if usage
+            if usage and usage.input_tokens  # some engines begin a message with 0, before they have counted
             else Usage(ask.input_tokens, produced),
             observer.last_token_at,
             observer.max_gap_ns,
@@ -368,7 +393,7 @@ class Exchange:
         """From the engines, with neither bucket nor lease: untouched where there is one and the key may
         use all, else put together."""
         self._watch = asyncio.ensure_future(self._watch_client())
-        upstreams = self._edge.healthy_upstreams()
+        upstreams = self._edge.usable_upstreams()
         if not upstreams:
             raise Problem(Outcome.REJECTED_NO_UPSTREAM, "no engine is up")
         if len(upstreams) == 1 and "*" in caller.models:
@@ -410,7 +435,7 @@ class Exchange:
                 self._upload_is_unread = problem.close
                 await self.reply.problem(problem, self._edge.random)
             elif self._observer is not None:
-                await self.reply.error_event(problem, self._observer.mid_event)
+                await self.reply.error_event(problem, self._observer.next_number, self._observer.mid_event)
         except asyncio.CancelledError:
             if self._interrupt is None or self.task is None:
                 raise

@@ -13,9 +13,10 @@ def add_health(app: FastAPI, edge: Edge) -> None:
 
     @app.get("/readyz", summary="Can requests be served?")
     async def readyz() -> JSONResponse:
-        """200 while at least one engine is healthy and the gateway is not shutting down, else 503."""
+        """200 while at least one engine may get requests, be it as a trial, and the gateway is not shutting
+        down, else 503."""
         if edge.admission.draining:
             return JSONResponse({"status": "draining"}, 503)
-        if not edge.healthy_upstreams():
-            return JSONResponse({"status": "no engine is healthy"}, 503)
+        if not edge.usable_upstreams():
+            return JSONResponse({"status": "no engine is up"}, 503)
         return JSONResponse({"status": "ready"})

@@ -16,12 +16,10 @@ from starlette.types import ASGIApp
 
 from gateway import __version__
 from gateway.api.edge import Edge
-from gateway.api.endpoints import Endpoint, Use
+from gateway.api.endpoints import Endpoint, nowhere
 from gateway.api.errors import error_body
 from gateway.api.exchange import Exchange, Receive, Scope, Send
 from gateway.api.health import add_health
-
-_UNKNOWN = Endpoint("", (), Use.HELP)
 
 
 class TenantApp:
@@ -36,7 +34,8 @@ class TenantApp:
         if scope["type"] != "http" or scope["path"] in self._own_paths:
             await self._own(scope, receive, send)
         else:
-            endpoint = self._edge.endpoints.get(scope["path"], _UNKNOWN)
+            path = scope["path"]
+            endpoint = self._edge.endpoints.get(path) or nowhere(path)
             await Exchange(self._edge, endpoint, scope, receive, send).run()
 
 

@@ -61,6 +61,7 @@ def policy_state(edge: Edge) -> dict[str, Any]:
                 "upstreams": {
                     slots.name: {
                         "healthy": slots.healthy,
+                        "on_trial": slots.on_trial,
                         "in_flight": {p.name: slots.in_flight[p] for p in PRIORITIES},
                         "max_in_flight": slots.max_in_flight,
                         "in_flight_tokens": slots.in_flight_tokens,

@@ -8,9 +8,9 @@ from gateway.upstream.client import Upstream
 
 
 def engine_for(edge: Edge, caller: Caller, model: str | None) -> Upstream:
-    """The least busy of the healthy engines that serve the model; without one, of those that serve any the
+    """The least busy of the usable engines that serve the model; without one, of those that serve any the
     caller may use. Raises Problem (503) when none is up."""
-    found = [upstream for upstream in edge.healthy_upstreams() if _serves(upstream, caller, model)]
+    found = edge.usable_upstreams(lambda upstream: _serves(upstream, caller, model))
     if not found:
         raise Problem(
             Outcome.REJECTED_NO_UPSTREAM, "no engine for this is up", retry_seconds=edge.probe_seconds

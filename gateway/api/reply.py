@@ -3,7 +3,8 @@
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from gateway.api.errors import Problem, error_event
+from gateway.api.error_forms import ErrorForm
+from gateway.api.errors import Problem
 from gateway.api.headers import Header
 from gateway.policy.clock import Clock
 
@@ -11,13 +12,14 @@ LARGE_ANSWER_BYTES = 64 * 1024
 
 
 class Reply:
-    """The response of one exchange. `common_headers` are asked for once, when it starts.
+    """The response of one exchange. `common_headers` are asked for once, when it starts; `errors` is how the
+    client's API writes them.
 
     `writing_since` is when the write that is under way began (ns), None between writes: a reader that takes
     nothing shows there.
     """
 
-    __slots__ = ("_clock", "_common_headers", "_scope", "_send", "status", "writing_since")
+    __slots__ = ("_clock", "_common_headers", "_errors", "_scope", "_send", "status", "writing_since")
 
     def __init__(
         self,
@@ -25,11 +27,13 @@ class Reply:
         send: Callable[[MutableMapping[str, Any]], Awaitable[None]],
         clock: Clock,
         common_headers: Callable[[], list[Header]],
+        errors: ErrorForm,
     ) -> None:
         self._scope = scope
         self._send = send
         self._clock = clock
         self._common_headers = common_headers
+        self._errors = errors
         self.status: int | None = None
         self.writing_since: int | None = None
 
@@ -75,19 +79,19 @@ class Reply:
             *problem.headers,
             *problem.retry_headers(random),
         ]
+        body = self._errors.body(problem)
         if not problem.close:
-            await self.whole(problem.status, headers, problem.body())
+            await self.whole(problem.status, headers, body)
             return
-        body = problem.body()
         headers += ((b"connection", b"close"), (b"content-length", b"%d" % len(body)))
         await self.start(problem.status, headers)
         await self.write(body)
 
-    async def error_event(self, problem: Problem, mid_event: bool) -> None:
-        """The last event of a stream that broke off. No end of the body follows, so that the client's HTTP
-        library sees that it was cut."""
+    async def error_event(self, problem: Problem, number: int, mid_event: bool) -> None:
+        """The last event of a stream that broke off, with its number where events have one. No end of the
+        body follows, so that the client's HTTP library sees that it was cut."""
         gap = b"\n\n" if mid_event else b""
-        await self.write(gap + error_event(problem.message, problem.type, problem.code))
+        await self.write(gap + self._errors.event(problem, number))
 
     def cut(self) -> None:
         """Drop the connection: closing it in good order would wait for the reader to take the rest."""

@@ -16,10 +16,11 @@ from typing import Any
 
 import msgspec
 
+from .generation_tasks import GENERATION_TASKS, GenerationTask
 from .gpu_model import GpuEngine, GpuPreset, SchedulingPolicy
 from .metrics_page import CONTENT_TYPE, metrics_page
-from .openai_answers import CHAT, COMPLETION, AnswerForm, StreamedAnswer, new_request_id, whole_answer
-from .openai_requests import Generation, parse_chat, parse_completion
+from .openai_answers import new_request_id
+from .openai_requests import Generation
 from .paced_engine import PacedEngine
 from .pooling_answers import POOLING_TASKS, PoolingTask
 from .request_errors import RequestError, queue_full
@@ -36,7 +37,6 @@ _log = logging.getLogger(__name__)
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
-Parse = Callable[[bytes, str, int], Generation]
 AnswerAtOnce = Callable[[bytes, str, int], bytes]
 
 
@@ -99,8 +99,7 @@ class MockGpuApp:
         )
         self._running: asyncio.Task[None] | None = None
         self._routes: dict[str, tuple[str, Callable[[Message, Receive, Send], Awaitable[None]]]] = {
-            "/v1/chat/completions": ("POST", partial(self._generate, parse_chat, CHAT)),
-            "/v1/completions": ("POST", partial(self._generate, parse_completion, COMPLETION)),
+            **{path: ("POST", partial(self._generate, task)) for path, task in GENERATION_TASKS.items()},
             "/v1/models": ("GET", self._models),
             "/health": ("GET", self._health),
             "/version": ("GET", self._version),
@@ -122,7 +121,7 @@ class MockGpuApp:
             try:
                 await handler(scope, receive, send)
             except RequestError as error:
-                await _respond(send, error.status, error.body())
+                await _respond(send, error.status, error.body(scope["path"]))
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
@@ -157,17 +156,15 @@ class MockGpuApp:
         }
         await _respond(send, 200, msgspec.json.encode({"object": "list", "data": [card]}))
 
-    async def _generate(
-        self, parse: Parse, form: AnswerForm, scope: Message, receive: Receive, send: Send
-    ) -> None:
+    async def _generate(self, task: GenerationTask, scope: Message, receive: Receive, send: Send) -> None:
         body = await _read_body(receive)
         if body is None:
             return
-        asked = parse(body, self._model, self._max_model_len)
+        asked = task.parse(body, self._model, self._max_model_len)
         work = Work(asked.choices_prompt_tokens(), asked.output_tokens, asked.priority, asked.finish_reason)
         answer = _stream_answer if asked.stream else _send_whole_answer
         async with self._sequences(work, receive, every_token=asked.stream) as mailbox:
-            await answer(form, asked, self._model, _request_id(scope), mailbox, send)
+            await answer(task, asked, self._model, _request_id(scope), mailbox, send)
 
     async def _pool(self, task: PoolingTask[Any], scope: Message, receive: Receive, send: Send) -> None:
         """Embeddings, scores and their like: nothing but prefill."""
@@ -215,14 +212,16 @@ class MockGpuApp:
 
 
 async def _stream_answer(
-    form: AnswerForm, asked: Generation, model: str, request_id: str, mailbox: TokenMailbox, send: Send
+    task: GenerationTask, asked: Generation, model: str, request_id: str, mailbox: TokenMailbox, send: Send
 ) -> None:
-    answer = StreamedAnswer(form, asked, model, request_id)
+    answer = task.stream(asked, model, request_id)
     await send(
         _response_start(200, [(b"content-type", _EVENT_STREAM), (b"x-request-id", request_id.encode())])
     )
+    for event in answer.events_at_once():
+        await send(_response_body(event))
     unfinished = len(asked.choices_prompt_tokens())
-    opening = answer.role_events()
+    opening = answer.events_with_first_token()
     while unfinished:
         tokens = await mailbox.take()
         if not tokens:
@@ -239,10 +238,10 @@ async def _stream_answer(
 
 
 async def _send_whole_answer(
-    form: AnswerForm, asked: Generation, model: str, request_id: str, mailbox: TokenMailbox, send: Send
+    task: GenerationTask, asked: Generation, model: str, request_id: str, mailbox: TokenMailbox, send: Send
 ) -> None:
     if await _all_finished(mailbox, len(asked.choices_prompt_tokens())):
-        body = whole_answer(form, asked, model, request_id)
+        body = task.whole(asked, model, request_id)
         await _respond(send, 200, body, [(b"x-request-id", request_id.encode())])
 
 

@@ -86,7 +86,10 @@ class StreamedAnswer:
         self._role_close = None if form.role_chunk_close is None else form.role_chunk_close.encode()
         self._starts = starts
 
-    def role_events(self) -> list[bytes]:
+    def events_at_once(self) -> list[bytes]:
+        return []
+
+    def events_with_first_token(self) -> list[bytes]:
         if self._role_close is None:
             return []
         tail = b',"prompt_token_ids":null,"prompt_text":null' + _END

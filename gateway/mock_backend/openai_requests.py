@@ -107,12 +107,11 @@ def _generation(
         raise refused(f"n must be at least 1 and at most {MAX_ANSWERS}, got {n}.", "n", n)
     check_model(call.model, model)
     include_usage = options is not None and bool(options.include_usage)
-    limit = _output_tokens(asked, max(prompts_tokens), max_model_len, call.min_tokens)
-    output_tokens = min(limit, call.min_tokens or limit)
+    output_tokens, finish_reason = answer_length(asked, call.min_tokens, max(prompts_tokens), max_model_len)
     return Generation(
         prompts_tokens=prompts_tokens,
         output_tokens=output_tokens,
-        finish_reason="stop" if asked is None or output_tokens < asked else "length",
+        finish_reason=finish_reason,
         n=n,
         priority=call.priority or 0,
         stream=bool(call.stream),
@@ -121,21 +120,39 @@ def _generation(
     )
 
 
-def _output_tokens(asked: int | None, prompt_tokens: int, max_model_len: int, at_least: int | None) -> int:
-    """The most tokens to generate; refuses what does not fit the context together with the longest prompt."""
+def answer_length(
+    asked: int | None,
+    at_least: int | None,
+    prompt_tokens: int,
+    max_model_len: int,
+    limit_name: str = "max_tokens",
+) -> tuple[int, str]:
+    """Tokens to generate, and the finish reason they end with. Raises RequestError.
+
+    `prompt_tokens` are those of the longest prompt; `limit_name` is the API's name of the limit `asked`.
+    """
+    most = _output_tokens(asked, at_least, prompt_tokens, max_model_len, limit_name)
+    tokens = min(most, at_least or most)
+    return tokens, "stop" if asked is None or tokens < asked else "length"
+
+
+def _output_tokens(
+    asked: int | None, at_least: int | None, prompt_tokens: int, max_model_len: int, limit_name: str
+) -> int:
+    """The most tokens to generate; refuses what does not fit the context together with the prompt."""
     if at_least is not None and at_least < 0:
         says = f"min_tokens must be greater than or equal to 0, got {at_least}."
         raise refused(says, "min_tokens", at_least)
     if at_least is not None and asked is not None and at_least > asked:
-        says = f"min_tokens must be less than or equal to max_tokens={asked}, got {at_least}."
+        says = f"min_tokens must be less than or equal to {limit_name}={asked}, got {at_least}."
         raise refused(says, "min_tokens", at_least)
     if asked is not None and asked < 1:
-        raise refused(f"max_tokens must be at least 1, got {asked}.", "max_tokens", asked)
+        raise refused(f"{limit_name} must be at least 1, got {asked}.", limit_name, asked)
     if asked is not None and asked > max_model_len:
         raise refused(
-            f"max_tokens={asked} cannot be greater than max_model_len={max_model_len}. "
+            f"{limit_name}={asked} cannot be greater than max_model_len={max_model_len}. "
             "Please request fewer output tokens.",
-            "max_tokens",
+            limit_name,
             asked,
         )
     room = max_model_len - prompt_tokens

@@ -12,8 +12,12 @@ QUEUE_FULL = (
 )
 
 
+ANTHROPIC_PATHS = ("/v1/messages", "/v1/messages/count_tokens")
+_NO_VALID_CALL = "Bad Request"
+
+
 class RequestError(Exception):
-    """The call is refused: `{"error": {message, type, param, code}}` with `status`."""
+    """The call is refused with `status`."""
 
     def __init__(self, status: int, type: str, message: str, param: str | None) -> None:
         super().__init__(message)
@@ -22,7 +26,12 @@ class RequestError(Exception):
         self.message = message
         self.param = param
 
-    def body(self) -> bytes:
+    def body(self, path: str = "") -> bytes:
+        """`{"error": {message, type, param, code}}`, and on the Anthropic paths their own form, which vLLM
+        has there for all but a body that is no valid call at all."""
+        if path in ANTHROPIC_PATHS and self.type != _NO_VALID_CALL:
+            anthropic = {"type": self.type, "message": self.message}
+            return msgspec.json.encode({"type": "error", "error": anthropic})
         error = {"message": self.message, "type": self.type, "param": self.param, "code": self.status}
         return msgspec.json.encode({"error": error})
 
@@ -79,4 +88,4 @@ def _invalid_body(body: bytes, error: Exception) -> RequestError:
     else:
         kind, place, reason = "json_invalid", "body", f"JSON decode error: {error}"
     message = f"1 validation error:\n  {{'type': '{kind}', 'loc': '{place}', 'msg': {reason!r}}}"
-    return RequestError(400, "Bad Request", message, place)
+    return RequestError(400, _NO_VALID_CALL, message, place)

@@ -84,12 +84,13 @@ class AdmissionGate:
         ticket = self.submit(ask, _resolving(decided))
         return await self._decision(ticket, decided)
 
-    async def requeue(self, permit: Permit) -> Permit:
-        """The engine had no room for it: wait for another place. Raises Refused; see `acquire`."""
+    async def requeue(self, permit: Permit, *, reached: bool = True) -> Permit:
+        """The engine had no room for it, or was not `reached`: wait for another place. Raises Refused; see
+        `acquire`."""
         decided: asyncio.Future[None] = self._loop.create_future()
         ticket = permit.ticket
         ticket.waiter = _resolving(decided)
-        self.admission.requeue(ticket)
+        self.admission.requeue(ticket, reached=reached)
         self._settle()
         return await self._decision(ticket, decided)
 
@@ -125,6 +126,10 @@ class AdmissionGate:
 
     def set_upstream_health(self, name: str, healthy: bool) -> None:
         self.admission.set_upstream_health(name, healthy)
+        self._settle()
+
+    def set_upstream_trial(self, name: str) -> None:
+        self.admission.set_upstream_trial(name)
         self._settle()
 
     def engine_load_told(self, name: str, load: EngineLoad) -> None:

@@ -30,6 +30,12 @@ class HealthChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class TrialAllowed:
+    upstream: str
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
 class LoadTold:
     upstream: str
     load: EngineLoad
@@ -48,7 +54,7 @@ class Reconfigured:
     at: int
 
 
-Event = RequestEnded | RatesChanged | HealthChanged | LoadTold | QueueFull | Reconfigured
+Event = RequestEnded | RatesChanged | HealthChanged | TrialAllowed | LoadTold | QueueFull | Reconfigured
 
 
 @dataclass
@@ -179,6 +185,7 @@ def _request(line: Line) -> RequestEnded:
         by_tenant_limit=line["by_tenant_limit"],
         would_be=None if would_be is None else Outcome(would_be),
         requeued_at=line["requeued_at_ns"],
+        not_reached=line["not_reached"],
         ask=None if ask is None else _ask(line, ask),
         seen=None if seen is None else _seen(seen),
         order=None if order is None else Order(**order),
@@ -242,6 +249,10 @@ def _health(line: Line) -> HealthChanged:
     return HealthChanged(line["upstream"], line["healthy"], line["at_ns"])
 
 
+def _trial(line: Line) -> TrialAllowed:
+    return TrialAllowed(line["upstream"], line["at_ns"])
+
+
 def _load(line: Line) -> LoadTold:
     load = EngineLoad(line["running_requests"], line["waiting_requests"], line["kv_usage"], line["kv_tokens"])
     return LoadTold(line["upstream"], load, line["at_ns"])
@@ -255,6 +266,7 @@ _READERS: dict[str, Any] = {
     "request": _request,
     "rates": _rates,
     "health": _health,
+    "trial": _trial,
     "load": _load,
     "queue_full": _queue_full,
 }

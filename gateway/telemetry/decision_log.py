@@ -7,8 +7,8 @@
   change. `run` tells one process from another.
 * `request`, one for each request, when it ends, also for one that was refused at the door: the facts (`ask`),
   the pool as it was at its arrival (`seen`), what was decided, what came of it.
-* `rates`, `health`, `load`, `queue_full`: what else changed. Each reading of an engine's page has its line,
-  even if it says the same as before: with its age the policy's own counts since then begin anew.
+* `rates`, `health`, `trial`, `load`, `queue_full`: what else changed. Each reading of an engine's page has
+  its line, even if it says the same as before: with its age the policy's own counts since then begin anew.
 
 Times of the policy's clock end in `_ns`: nanoseconds from an origin of its own, as long as they are not
 durations. Lists by class are in the order P0, P1, P2. Never a prompt, never a key: of a key its id.
@@ -102,6 +102,11 @@ class DecisionLog(Observer):
     def health_changed(self, upstream: str, healthy: bool, at: int) -> None:
         line = self._line("health")
         line.update(at_ns=at, upstream=upstream, healthy=healthy)
+        self._write(_json(line))
+
+    def trial_allowed(self, upstream: str, at: int) -> None:
+        line = self._line("trial")
+        line.update(at_ns=at, upstream=upstream)
         self._write(_json(line))
 
     def load_told(self, upstream: str, load: EngineLoad, at: int) -> None:

@@ -21,6 +21,7 @@ class Observers(Observer):
         self._promoted = [o.promoted for o in observers]
         self._rates_changed = [o.rates_changed for o in observers]
         self._health_changed = [o.health_changed for o in observers]
+        self._trial_allowed = [o.trial_allowed for o in observers]
         self._load_told = [o.load_told for o in observers]
         self._queue_full = [o.queue_full for o in observers]
         self._reported: set[str] = set()
@@ -36,6 +37,9 @@ class Observers(Observer):
 
     def health_changed(self, upstream: str, healthy: bool, at: int) -> None:
         self._tell(self._health_changed, upstream, healthy, at)
+
+    def trial_allowed(self, upstream: str, at: int) -> None:
+        self._tell(self._trial_allowed, upstream, at)
 
     def load_told(self, upstream: str, load: EngineLoad, at: int) -> None:
         self._tell(self._load_told, upstream, load, at)

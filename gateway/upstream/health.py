@@ -1,19 +1,27 @@
-"""Is an engine alive? Probed at a steady pace, with hysteresis so that one late answer changes nothing.
+"""Is an engine alive, and does it serve? Two signs, brought together in what it may get.
 
-An upstream counts as healthy until its first failed probe. Once it has passed a probe it takes
-`fail_after` failures in a row to count it out, and `pass_after` passes in a row to let it in again.
+Life: probed at a steady pace, with hysteresis so that one late answer changes nothing. An upstream counts as
+alive until its first failed probe. Once it has passed a probe it takes `fail_after` failures in a row to
+count it out, and `pass_after` passes in a row to let it in again. A probe that is only late says nothing
+against an engine whose answers come meanwhile: it is busy with them.
+
+Service: how the requests end that it gets; see `circuit_breaker`.
 """
 
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from gateway.policy.clock import NANOSECONDS_PER_SECOND, NEVER, Clock, to_seconds
+from gateway.upstream.circuit_breaker import Admittance, BreakerRules, CircuitBreaker
 from gateway.upstream.client import Upstream
-from gateway.upstream.errors import UpstreamError
+from gateway.upstream.errors import ConnectFailed, FirstByteTimeout, IdleTimeout, UpstreamError
 from gateway.upstream.transport import TransportTimeouts
 
 PROBE_SECONDS_MAX = 2.0
 _BODY_BYTES_MAX = 65536
+_TIMER_SLACK_NS = 1_000_000
+"""uvloop may call a timer half a millisecond early."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,18 +57,107 @@ class Hysteresis:
         return True
 
 
-class HealthProbe:
-    """Probes one upstream for as long as `run` is awaited.
+class UpstreamHealth:
+    """What one upstream may get, by all that is known of it.
 
-    `on_change(name, healthy, why)` is called at every change; `why` is a phrase for the log.
+    `on_change(name, admits, why)` is called at every change; `why` is a phrase for the log. When requests
+    were sent (`sent_at`) is told in nanoseconds of the clock.
     """
 
     def __init__(
-        self, upstream: Upstream, rules: ProbeRules, on_change: Callable[[str, bool, str], None]
+        self,
+        name: str,
+        rules: BreakerRules,
+        clock: Clock,
+        on_change: Callable[[str, Admittance, str], None],
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        self._name = name
+        self._rules = rules
+        self._clock = clock
+        self._on_change = on_change
+        self._loop = loop or asyncio.get_running_loop()
+        self._breaker = CircuitBreaker(rules)
+        self._timer: asyncio.TimerHandle | None = None
+        self.served_at = 0
+        """When a request was last answered."""
+
+    @property
+    def admits(self) -> Admittance:
+        return self._breaker.admits
+
+    def request_succeeded(self, sent_at: int) -> None:
+        self.served_at = self._clock.now()
+        if self._breaker.succeeded(sent_at):
+            self._changed("its trial request was answered")
+
+    def request_began(self, sent_at: int) -> None:
+        """Its first token has come."""
+        if self._breaker.began(sent_at):
+            self._changed("its trial request is being answered")
+
+    def request_failed(self, sent_at: int, why: str) -> None:
+        on_trial = self.admits is Admittance.TRIAL
+        if self._breaker.failed(sent_at, self._clock.now()):
+            which = "its trial request" if on_trial else "requests in a row"
+            self._changed(f"{which} failed: {why}")
+
+    def probed(self, alive: bool, why: str) -> None:
+        """The probes have changed their mind."""
+        if self._breaker.probed(alive, self._clock.now()):
+            self._changed(why)
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _changed(self, why: str) -> None:
+        self._set_timer()
+        self._on_change(self._name, self.admits, why)
+
+    def _set_timer(self) -> None:
+        self.close()
+        deadline = self._breaker.next_deadline()
+        if deadline < NEVER:
+            delay_ns = max(deadline - self._clock.now(), 0) + _TIMER_SLACK_NS
+            self._timer = self._loop.call_later(delay_ns / NANOSECONDS_PER_SECOND, self._wake)
+
+    def _wake(self) -> None:
+        if self._breaker.advance(self._clock.now()):
+            self._changed(f"{to_seconds(self._rules.open_ns):g} s are over")
+        else:
+            self._set_timer()
+
+
+@dataclass(frozen=True, slots=True)
+class _Missed:
+    """A probe that did not pass; `late` when nothing is known but that no answer came in time."""
+
+    why: str
+    late: bool = False
+
+
+class HealthProbe:
+    """Probes one upstream for as long as `run` is awaited.
+
+    `on_change(healthy, why)` is called at every change; `why` is a phrase for the log. `is_heard(since)` says
+    whether anything of an answer has come from the upstream since then (ns).
+    """
+
+    def __init__(
+        self,
+        upstream: Upstream,
+        rules: ProbeRules,
+        on_change: Callable[[bool, str], None],
+        clock: Clock,
+        is_heard: Callable[[int], bool],
     ) -> None:
         self._upstream = upstream
         self._rules = rules
         self._on_change = on_change
+        self._clock = clock
+        self._is_heard = is_heard
         self._hysteresis = Hysteresis(rules)
         seconds = min(PROBE_SECONDS_MAX, max(rules.interval_seconds, 0.1))
         self._timeouts = TransportTimeouts(seconds, seconds, seconds)
@@ -77,12 +174,13 @@ class HealthProbe:
             await asyncio.sleep(max(self._rules.interval_seconds - (loop.time() - began), 0.0))
 
     async def probe(self) -> None:
-        why = await self._ask()
-        if self._hysteresis.result(why is None):
-            self._on_change(self._upstream.name, self._hysteresis.healthy, why or "probe passed")
+        began = self._clock.now()
+        missed = await self._ask()
+        excused = missed is not None and missed.late and self.healthy and self._is_heard(began)
+        if self._hysteresis.result(missed is None or excused):
+            self._on_change(self.healthy, "probe passed" if missed is None else missed.why)
 
-    async def _ask(self) -> str | None:
-        """None when the probe passed, else why it did not."""
+    async def _ask(self) -> _Missed | None:
         headers = [(b"accept", b"*/*")]
         credential = self._upstream.address.credential
         if credential is not None:
@@ -92,6 +190,11 @@ class HealthProbe:
                 b"GET", self._rules.path.encode(), headers, timeouts=self._timeouts
             )
             await response.read_all(_BODY_BYTES_MAX)
+        except (FirstByteTimeout, IdleTimeout) as error:
+            return _Missed(error.message, late=True)
+        except ConnectFailed as error:
+            return _Missed(error.message, late=error.timed_out)
         except UpstreamError as error:
-            return error.message
-        return None if 200 <= response.status < 300 else f"probe of {self._rules.path} got {response.status}"
+            return _Missed(error.message)
+        passed = 200 <= response.status < 300
+        return None if passed else _Missed(f"probe of {self._rules.path} got {response.status}")

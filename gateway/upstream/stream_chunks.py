@@ -61,10 +61,18 @@ class TypedEvent(msgspec.Struct):
     usage: Any = None
     error: Any = None
     response: UsageCarrier | None = None
+    item: Any = None
+    content_block: Any = None
+    sequence_number: Any = None
     message: UsageCarrier | str | None = None  # an error event has its text here
 
     def has_token(self, kind: str) -> bool:
-        """`kind` is the event's type, which older engines give only as the name of the event."""
+        """Whether something was generated: a bit of text, or a call that has got its name. `kind` is the
+        event's type, which older engines give only as the name of the event."""
+        if kind == "content_block_start":
+            return _is_call(self.content_block)
+        if kind == "response.output_item.added":
+            return _is_call(self.item)
         if not (kind.endswith(".delta") or kind == "content_block_delta"):
             return False
         delta = self.delta
@@ -77,6 +85,12 @@ class TypedEvent(msgspec.Struct):
             if isinstance(carrier, UsageCarrier) and carrier.usage is not None:
                 return carrier.usage
         return self.usage
+
+
+def _is_call(item: Any) -> bool:
+    """Of a tool: `function_call`, `mcp_call`, `tool_use`, … ."""
+    kind = item.get("type") if isinstance(item, dict) else None
+    return isinstance(kind, str) and kind.endswith(("_call", "tool_use"))
 
 
 CHUNK = msgspec.json.Decoder(Chunk)

@@ -50,6 +50,7 @@ class StreamObserver:
     usage                           the engine's last word on it
     done                            the stream's own end mark was seen
     error                           data of the first error event
+    next_number                     what comes after the last `sequence_number`, 0 where events have none
     """
 
     __slots__ = (
@@ -75,6 +76,7 @@ class StreamObserver:
         "first_token_at",
         "last_token_at",
         "max_gap_ns",
+        "next_number",
         "token_events",
         "usage",
     )
@@ -87,6 +89,7 @@ class StreamObserver:
         self.usage: Usage | None = None
         self.done = False
         self.error: bytes | None = None
+        self.next_number = 0
         self._splitter = EventSplitter()
         self._is_chunked = dialect in ("chat", "completions")
         self._pieces = 0
@@ -229,13 +232,15 @@ class StreamObserver:
         except (msgspec.DecodeError, RecursionError):
             event = decode_leniently(data, TypedEvent)
         kind = (event.type if event else None) or name.decode("ascii", "replace")
-        if kind in _ERROR_TYPES or name == b"error" or (event is not None and event.error is not None):
+        is_error = kind in _ERROR_TYPES or name == b"error" or (event is not None and event.error is not None)
+        if is_error:
             self._note_error(data)
-            return
         if event is None:
             return
+        if type(event.sequence_number) is int:
+            self.next_number = event.sequence_number + 1
         usage = event.reported_usage()
-        if event.has_token(kind):
+        if not is_error and event.has_token(kind):
             self._count_tokens(1, now_ns)
             if usage is None:
                 self._learn_template(raw, 1)

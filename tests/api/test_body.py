@@ -423,6 +423,88 @@ def test_tools_and_calls_count_as_the_json_they_are() -> None:
 
 
 @pytest.mark.parametrize(
+    "tools",
+    [
+        None,
+        [],
+        {},
+        "none",
+        7,
+        [None],
+        [{"type": "function", "function": None}],
+        [{"type": "function"}],
+        [{"function": {"parameters": [[["deep"]]] * 3}}],
+        [{"type": "web_search", "filters": {"é": "网"}}],
+    ],
+)
+def test_tools_of_any_shape_are_some_text(tools: Any) -> None:
+    """Whatever stands there counts with the bytes it has, and nothing else is disturbed."""
+    facts = peek(
+        json.dumps({"model": "m", "messages": [], "tools": tools}, ensure_ascii=False).encode(), "chat"
+    )
+    written = "" if tools is None else json.dumps(tools, ensure_ascii=False)
+    assert facts.text_bytes == facts.text.text_bytes == len(written.encode())
+
+
+def test_escapes_make_no_other_text() -> None:
+    """A body in ASCII alone has the features of the text that it stands for."""
+    messages = [{"role": "user", "content": '网关 und Größe\n\t"42"'}]
+    written = [
+        json.dumps({"model": "m", "messages": messages}, ensure_ascii=a).encode() for a in (True, False)
+    ]
+    assert written[0] != written[1]
+    assert peek(written[0], "chat").text == peek(written[1], "chat").text
+    assert peek(written[0], "chat").text == TextFeatures(
+        letters=5, capitals=1, digits=2, spaces=2, punctuation=4, narrow=4, wide=6, conversations=1, items=1
+    )
+
+
+def test_who_asks_gets_the_texts() -> None:
+    """As they will be tokenised: each string by itself, without what JSON puts around it."""
+    count = TextCount()
+    messages = [
+        {"role": "system", "content": "be\nbrief"},
+        {"role": "user", "content": [{"type": "text", "text": "é"}, {"type": "image_url", "image_url": "x"}]},
+    ]
+    facts = peek(chat(messages=messages), "chat", count)
+    assert count.texts == [b"be\nbrief", "é".encode()]
+    assert facts.text_bytes == 10
+
+
+@pytest.mark.parametrize(
+    ("dialect", "members", "conversations", "items"),
+    [
+        ("chat", {"messages": [{"content": "a"}] * 3}, 1, 3),
+        ("chat", {"messages": []}, 1, 0),
+        ("messages", {"messages": [{"content": "a"}] * 2}, 1, 2),
+        ("responses", {"input": "a"}, 1, 1),
+        ("completions", {"prompt": ["a", "b"]}, 0, 2),
+        ("embeddings", {"input": ["a", "b"]}, 0, 2),
+        ("rerank", {"query": "a", "documents": ["b"] * 4}, 0, 4),
+    ],
+)
+def test_what_a_template_adds_to(dialect: Any, members: Any, conversations: int, items: int) -> None:
+    """A conversation and its messages, or else single prompts."""
+    text = peek(json.dumps({"model": "m"} | members).encode(), dialect).text
+    assert (text.conversations, text.items) == (conversations, items)
+
+
+@pytest.mark.parametrize(
+    ("members", "more"),
+    [
+        ({"previous_response_id": "resp_1"}, True),
+        ({"conversation": {"id": "c"}}, True),
+        ({"truncate_prompt_tokens": 10}, True),
+        ({"previous_response_id": None, "conversation": None}, False),
+        ({}, False),
+    ],
+)
+def test_what_the_engine_reads_besides_is_noticed(members: dict[str, Any], more: bool) -> None:
+    """Its count of tokens says nothing of the text in the body then."""
+    assert peek(json.dumps({"model": "m", "input": "a"} | members).encode(), "responses").reads_more is more
+
+
+@pytest.mark.parametrize(
     ("dialect", "members", "text_bytes"),
     [
         ("responses", {"input": "hello", "instructions": "be brief"}, 13),
@@ -554,6 +636,7 @@ def judge(body: bytes, dialect: Any) -> None:
         return
     assert facts.model
     assert facts.sequences >= 1
+    assert facts.text.text_bytes == facts.text_bytes
     assert min(facts.exact_tokens, facts.images, facts.audio_parts, facts.messages) >= 0
     assert 0 <= facts.text_bytes <= len(body)
 

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from gateway.api.error_forms import ANTHROPIC, OPENAI, RESPONSES, anthropic_type
 from gateway.api.errors import SHAPES, STATUS_WITHOUT_BODY, Problem, status_of
 from gateway.policy.clock import NANOSECONDS_PER_SECOND
 from gateway.policy.outcome import Outcome
@@ -49,6 +50,54 @@ def test_every_problem_is_of_openais_shape(outcome: Outcome) -> None:
     assert error["type"]
     assert error["code"]
     assert bool(problem.retry_headers(lambda: 0.0)) == (problem.status in (429, 502, 503, 504))
+
+
+@pytest.mark.parametrize("outcome", SHAPES)
+def test_every_problem_has_a_form_in_every_api(outcome: Outcome) -> None:
+    """The same message everywhere; the responses API refuses as OpenAI's others do."""
+    problem = Problem(outcome, 'why "so"?\n')
+    assert OPENAI.body(problem) == RESPONSES.body(problem) == problem.body()
+    assert json.loads(ANTHROPIC.body(problem)) == {
+        "type": "error",
+        "error": {"type": anthropic_type(problem.status), "message": problem.message},
+    }
+
+
+@pytest.mark.parametrize(
+    ("status", "type"),
+    [
+        (400, "invalid_request_error"),
+        (401, "authentication_error"),
+        (403, "permission_error"),
+        (404, "not_found_error"),
+        (405, "invalid_request_error"),
+        (413, "request_too_large"),
+        (429, "rate_limit_error"),
+        (500, "api_error"),
+        (502, "api_error"),
+        (503, "overloaded_error"),
+        (504, "timeout_error"),
+    ],
+)
+def test_anthropics_word_for_a_status(status: int, type: str) -> None:
+    """Its clients tell errors apart by it."""
+    assert anthropic_type(status) == type
+
+
+def test_the_last_event_of_a_broken_stream() -> None:
+    """One event in the form of the stream's others: a chunk, or a named one, numbered where all are."""
+    problem = Problem(Outcome.UPSTREAM_ABORTED, "why")
+    assert OPENAI.event(problem, 7) == b"data: " + problem.body() + b"\n\n"
+    assert ANTHROPIC.event(problem, 7) == b"event: error\ndata: " + ANTHROPIC.body(problem) + b"\n\n"
+    name, data, *rest = RESPONSES.event(problem, 7).split(b"\n")
+    assert (name, rest) == (b"event: error", [b"", b""])
+    assert json.loads(data.removeprefix(b"data: ")) == {
+        "type": "error",
+        "code": "upstream_aborted",
+        "message": "why",
+        "param": None,
+        "sequence_number": 7,
+    }
 
 
 def advice(refusal: Refusal, random: float, priority: Priority = Priority.P1) -> dict[bytes, bytes]:

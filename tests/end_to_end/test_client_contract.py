@@ -331,7 +331,8 @@ async def test_an_sdk_raises_its_own_error(
     sdk = openai.AsyncOpenAI(base_url=gateway.api + "/v1", api_key=key, http_client=http, max_retries=0)
 
     async def as_wanted() -> bool:
-        return bool((await gateway.state())["upstreams"]["away"]["healthy"]) == away.healthy
+        state = (await gateway.state())["upstreams"]["away"]
+        return bool(state["healthy"] or state["on_trial"]) == away.healthy
 
     await eventually(as_wanted)
     async with sdk:

@@ -23,6 +23,7 @@ from tests.support.scripted_engine import (
     token,
 )
 from tests.support.scripted_upstream import STREAM_HEAD, answer, chunk
+from tests.support.typed_streams import anthropic_error
 
 pytestmark = pytest.mark.anyio
 
@@ -31,6 +32,7 @@ KEYS: dict[str, dict[str, Any]] = {KEY: {"tenant": "t"}, LIMITED: {"tenant": "l"
 BEARER = ("authorization", f"Bearer {KEY}")
 
 READING = ("/v1/embeddings", "/pooling", "/classify", "/v1/score", "/score", "/v1/rerank", "/rerank")
+GENERATING = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
 HELPING = ("/tokenize", "/detokenize", "/v1/messages/count_tokens")
 EXTRA = "/v2/extra"
 INPUTS = [("embed this", 3), (["embed", "this one"], 4), ([1, 2, 3], 3), ([[1, 2, 3], [4, 5]], 5), ([], 1)]
@@ -287,7 +289,11 @@ async def test_every_path_wants_a_key(gateway: GatewayProcess, engine: ScriptedE
     asked = len(engine.requests)
     for headers in ([], [("authorization", "Bearer other")]):
         response = await ask(gateway.port, post(path, embedding("x"), headers))
-        assert (response.status, response.error["code"]) == (401, "invalid_api_key")
+        assert (response.status, response.header("x-qos-outcome")) == (401, "unauthorized")
+        if path.startswith("/v1/messages"):
+            assert anthropic_error(response)["type"] == "authentication_error"
+        else:
+            assert response.error["code"] == "invalid_api_key"
     assert (await ask(gateway.port, get(path))).status in (401, 405)
     assert len(engine.requests) == asked
 
@@ -459,7 +465,15 @@ async def test_a_look_at_an_allowed_path_is_free(gateway: GatewayProcess, engine
 
 
 @pytest.mark.parametrize(
-    "path", ["/v2/extra/", "/v1/tokenize", "/v2/rerank", "/v1/responses", "/v1/messages", "/v1/audio/speech"]
+    "path",
+    [
+        "/v2/extra/",
+        "/v1/tokenize",
+        "/v2/rerank",
+        "/v1/responses/resp_1",
+        "/v1/responses/",
+        "/v1/audio/speech",
+    ],
 )
 async def test_what_was_not_allowed_is_not_there(
     gateway: GatewayProcess, engine: ScriptedEngine, path: str
@@ -474,10 +488,10 @@ async def test_what_was_not_allowed_is_not_there(
 async def test_the_openapi_page_lists_the_paths(gateway: GatewayProcess) -> None:
     """With their methods, and a priority and a 429 where something is paid."""
     paths = json.loads((await ask(gateway.port, get("/openapi.json"), "GET")).body)["paths"]
-    for path in (*READING, *HELPING):
+    for path in (*READING, *HELPING, *GENERATING):
         assert list(paths[path]) == ["post"]
         assert paths[path]["post"]["summary"]
-        assert ("429" in paths[path]["post"]["responses"]) == (path in READING)
+        assert ("429" in paths[path]["post"]["responses"]) == (path not in HELPING)
     assert list(paths["/v1/models"]) == ["get", "head"]
     assert list(paths[EXTRA]) == ["get", "head", "post"]
     assert "parameters" in paths[EXTRA]["post"]

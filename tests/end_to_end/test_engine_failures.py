@@ -50,6 +50,7 @@ async def gateway(engine: ScriptedEngine) -> AsyncIterator[GatewayProcess]:
     settings = {
         "upstreams": [{"name": "gpu0", "url": engine.url}],
         "upstream_timeouts": {"first_byte_seconds": 0.5, "idle_seconds": 0.5},
+        "circuit_breaker": {"failures": 1000},
         "capacity": {
             "tokens_per_second": RATE,
             "burst_seconds": BURST_SECONDS,

@@ -97,6 +97,7 @@ def test_a_line_tells_all_of_a_request(log, lines, ended):
         "by_tenant_limit": False,
         "would_be": "rejected_rate",
         "requeued_at_ns": None,
+        "not_reached": None,
         "ask": {
             "input_tokens": 800,
             "max_output_tokens": 200,
@@ -160,6 +161,7 @@ def test_what_else_changed_has_lines_of_its_own(log, lines):
     """Rates with their reason, health, each reading of an engine's page, an engine without room."""
     log.rates_changed(RatesChanged(7, "severity", "gap", "down", (3, 2, 1), (3, 2, 0), {"gap": 1.5}))
     log.health_changed("gpu0", False, 8)
+    log.trial_allowed("gpu0", 8)
     log.load_told("gpu0", LOAD, 9)
     log.load_told("gpu0", LOAD, 10)
     log.queue_full("gpu0", 11)
@@ -178,6 +180,7 @@ def test_what_else_changed_has_lines_of_its_own(log, lines):
             "inputs": {"gap": 1.5},
         },
         {"event": "health", "at_ns": 8, "upstream": "gpu0", "healthy": False},
+        {"event": "trial", "at_ns": 8, "upstream": "gpu0"},
         {"event": "load", "at_ns": 9, "upstream": "gpu0", **load},
         {"event": "load", "at_ns": 10, "upstream": "gpu0", **load},
         {"event": "queue_full", "at_ns": 11, "upstream": "gpu0"},
@@ -215,7 +218,7 @@ def test_a_file_begins_with_the_configuration(open_log, tmp_path, parameters, cl
 
 def test_other_settings_have_a_line_when_they_come(open_log, tmp_path, parameters, clock, ended):
     """Within the same run, with the time since when they hold; the files after it begin with them."""
-    log = open_log(max_bytes=6000)
+    log = open_log(max_bytes=6300)
     clock.advance(5)
     log.reconfigured(dataclasses.replace(parameters, law="other"))
     for _ in range(10):

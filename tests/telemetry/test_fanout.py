@@ -24,6 +24,9 @@ class Listener(Observer):
     def health_changed(self, upstream, healthy, at):
         self.heard.append(("health_changed", upstream, healthy, at))
 
+    def trial_allowed(self, upstream, at):
+        self.heard.append(("trial_allowed", upstream, at))
+
     def load_told(self, upstream, load, at):
         self.heard.append(("load_told", upstream, load, at))
 
@@ -52,6 +55,7 @@ def test_all_hear_all(ended):
         ("promoted", Priority.P1),
         ("rates_changed", RatesChanged(0, "static", "x", "up", (), (), {})),
         ("health_changed", "gpu0", False, 7),
+        ("trial_allowed", "gpu0", 7),
         ("load_told", "gpu0", EngineLoad(waiting=3), 8),
         ("queue_full", "gpu0", 9),
     ]
