@@ -14,6 +14,8 @@ from gateway.upstream.errors import ConnectFailed, FirstByteTimeout, IdleTimeout
 
 ENGINE_IS_FULL = 503
 """An engine's own admission limit (vLLM, SGLang), or one that is loading its model: nothing was begun."""
+NOT_IMPLEMENTED = 501
+"""What some engines say to a kind of request that their model is not made for."""
 
 
 def body_for(
@@ -78,7 +80,9 @@ def shows_service(outcome: Outcome, status: int | None) -> bool | None:
         return False
     if outcome is Outcome.COMPLETED:
         return True
-    if outcome is not Outcome.UPSTREAM_ERROR or status is None or status < 300 or status == ENGINE_IS_FULL:
+    if outcome is not Outcome.UPSTREAM_ERROR or status is None:
+        return None
+    if status < 300 or status in (ENGINE_IS_FULL, NOT_IMPLEMENTED):
         return None  # under 300 it is an event inside a stream, which may be about that request only
     return status < 500
 

@@ -136,7 +136,12 @@ SLO_ATTAINMENT = _define(
 CONTROLLER_SEVERITY = _define(
     "gauge", "controller_severity", "", "How near the engines are to breaking a promise; 1 is the limit."
 )
-UPSTREAM_HEALTHY = _define("gauge", "upstream_healthy", "upstream", "1 while the upstream may get requests.")
+UPSTREAM_HEALTHY = _define(
+    "gauge",
+    "upstream_healthy",
+    "upstream",
+    "1 while the upstream may get requests; 0 also while a single one is its trial.",
+)
 UPSTREAM_QUEUE_FULL = _define(
     "counter",
     "upstream_queue_full_total",

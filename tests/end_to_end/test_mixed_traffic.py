@@ -126,6 +126,7 @@ async def test_three_hundred_requests(engine: ScriptedEngine) -> None:
     settings = {
         "upstreams": [{"name": "gpu0", "url": engine.url, "max_in_flight": 20}],
         "capacity": {"tokens_per_second": 1, "burst_seconds": 1_000_000},
+        "circuit_breaker": {"failures": 1000},
         "scheduling": {"deadline_drop": False},
         "classes": {name: {"max_wait_seconds": 60} for name in ("P0", "P1", "P2")},
     }

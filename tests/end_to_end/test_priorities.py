@@ -194,7 +194,7 @@ async def test_a_wait_longer_than_the_clients_own(gateway: GatewayProcess, engin
 
 async def test_an_empty_bucket(gateway: GatewayProcess, engine: ScriptedEngine) -> None:
     """What the class cannot pay in time is refused at once, with the bucket, its rate and the wait."""
-    large = chat("x", n=4, max_tokens=250)
+    large = chat("x", n=4, max_tokens=230)  # a wait of 48 s, so that a retry is worth while
     headers = [("x-request-priority", "P2")]
     turnstile = engine.play = Turnstile()
     async with RawClient(gateway.port) as first:

@@ -33,8 +33,9 @@ LIMIT_TOKENS = 3000
 TEMPLATE_TOKENS, MESSAGE_TOKENS = 9, 4
 HUGE_BYTES = 9_000_000
 EVENT_SECONDS = 0.02
-GAP_SECONDS_MAX = 0.15
-PROBE_SECONDS_MAX = 0.2
+GAP_SECONDS_MAX = 0.5
+PROBE_SECONDS_MAX = 0.5
+"""Some 0.1 s on a quiet machine; a prompt that is counted on the event loop holds all up for seconds."""
 
 
 @asynccontextmanager

@@ -146,7 +146,7 @@ async def test_what_clients_do_wrong_is_no_failure(engine: ScriptedEngine) -> No
 async def test_failures_in_a_row(engine: ScriptedEngine, script: Script, stream: bool, why: str) -> None:
     """A success in between, be it the engine's word of a mistake, and counting begins anew; then nothing more
     is sent there, whoever waits is told after a while, and the gateway is not ready."""
-    timeouts = {"first_byte_seconds": 0.2, "no_upstream_seconds": 0.3}
+    timeouts = {"first_byte_seconds": 0.4, "no_upstream_seconds": 0.3}
     async with running_gateway(settings(upstream("gpu0", engine.url), upstream_timeouts=timeouts)) as gateway:
         for between in (ODD, plain()):
             engine.play = script
