@@ -191,9 +191,7 @@ class Pool:
     # ------------------------------------------------------------------ paying and dispatching
 
     def _pay(self, ticket: Ticket, now: int) -> None:
-        ticket.on_own_share = self.on_own_share(ticket, now)
-        ticket.own_units = self.buckets.take(ticket.priority, ticket.cost, ticket.on_own_share)
-        ticket.charged = ticket.cost
+        self._charge(ticket, now)
         ticket.paid_at = now
         ticket.stage = Stage.READY
         ready = self.scheduler.ready[ticket.priority]
@@ -201,6 +199,11 @@ class Pool:
             self.places[ticket.priority].begins(now)
         ready.push(ticket, first=ticket.requeued)
         self._nobody_can_go = False
+
+    def _charge(self, ticket: Ticket, now: int) -> None:
+        ticket.on_own_share = self.on_own_share(ticket, now)
+        ticket.own_units = self.buckets.take(ticket.priority, ticket.cost, ticket.on_own_share)
+        ticket.charged = ticket.cost
 
     def _pay_throttled(self, now: int) -> None:
         for priority, line in zip(PRIORITIES, self.throttled, strict=True):
@@ -240,15 +243,11 @@ class Pool:
     def _let_through(self, ticket: Ticket, wait_limit: int, now: int) -> None:
         """Observe: decide as if it counted, then send it whatever the decision. Who would have to wait is
         charged at once, who would be refused is not."""
-        priority = ticket.priority
-        own_share = self.on_own_share(ticket, now)
         upstreams = [u for u in ticket.route.upstreams if u.usable] or list(ticket.route.upstreams)
         if ticket.would_be is None:
             ticket.would_be = self._refusals.would_be(ticket, wait_limit, now)
         if ticket.would_be is None:
-            ticket.on_own_share = own_share
-            ticket.own_units = self.buckets.take(priority, ticket.cost, own_share)
-            ticket.charged = ticket.cost
+            self._charge(ticket, now)
         else:
             ticket.exempt = True
         self._send(ticket, min(upstreams, key=lambda upstream: upstream.in_flight_tokens), now)
@@ -304,8 +303,7 @@ class Pool:
         before the others of its tenant, until the deadline it had. `elsewhere`: for another engine."""
         self.catch_up(now)
         upstream: UpstreamSlots = ticket.upstream
-        if not ticket.exempt:
-            self._settle(ticket, 0)
+        self._settle(ticket, 0)
         upstream.sent_back(ticket, now)
         if elsewhere:
             ticket.not_reached = upstream.name

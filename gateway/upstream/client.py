@@ -42,5 +42,12 @@ class Upstream:
             raise BadResponse(f"there is no status {response.status}")
         return decoded(response)
 
+    async def get(self, path: str, accept: bytes, timeouts: TransportTimeouts | None = None) -> Response:
+        """Look at a page of the engine's own, with its credential. Raises `UpstreamError`."""
+        headers = [(b"accept", accept)]
+        if self.address.credential is not None:
+            headers.append((b"authorization", self.address.credential))
+        return decoded(await self.transport.send(b"GET", path.encode(), headers, timeouts=timeouts))
+
     async def aclose(self) -> None:
         await self.transport.aclose()

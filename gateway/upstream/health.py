@@ -181,14 +181,8 @@ class HealthProbe:
             self._on_change(self.healthy, "probe passed" if missed is None else missed.why)
 
     async def _ask(self) -> _Missed | None:
-        headers = [(b"accept", b"*/*")]
-        credential = self._upstream.address.credential
-        if credential is not None:
-            headers.append((b"authorization", credential))
         try:
-            response = await self._upstream.transport.send(
-                b"GET", self._rules.path.encode(), headers, timeouts=self._timeouts
-            )
+            response = await self._upstream.get(self._rules.path, b"*/*", self._timeouts)
             await response.read_all(_BODY_BYTES_MAX)
         except (FirstByteTimeout, IdleTimeout) as error:
             return _Missed(error.message, late=True)

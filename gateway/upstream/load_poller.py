@@ -11,7 +11,6 @@ from math import ceil
 
 from gateway.policy.engine_load import EngineLoad
 from gateway.upstream.client import Upstream
-from gateway.upstream.content_coding import decoded
 from gateway.upstream.engine_metrics import read_load
 from gateway.upstream.errors import UpstreamError
 
@@ -47,9 +46,6 @@ class LoadPoller:
         self._on_load = on_load
         self._on_change = on_change
         self._readable: bool | None = None
-        self._headers = [(b"accept", b"text/plain")]
-        if upstream.address.credential is not None:
-            self._headers.append((b"authorization", upstream.address.credential))
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -73,7 +69,7 @@ class LoadPoller:
         path, seconds = self._rules.path, self._rules.page_seconds_max
         try:
             async with asyncio.timeout(seconds):
-                response = decoded(await self._upstream.transport.send(b"GET", path.encode(), self._headers))
+                response = await self._upstream.get(path, b"text/plain")
                 page = await response.read_all(PAGE_BYTES_MAX)
         except UpstreamError as error:
             return error.message
