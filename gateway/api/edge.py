@@ -72,10 +72,9 @@ class Edge:
     def new_request_id(self) -> str:
         return "req-" + next(self._ids)
 
-    def upstream_request_id(self, exchange: "Exchange") -> bytes:
+    def upstream_request_id(self, given: str | None, request_id: str) -> bytes:
         """Unique even when two clients give the same id: engines take it for the request's identity."""
-        given = exchange.given_id
-        return (exchange.request_id if given is None else f"{given}-{next(self._ids)}").encode()
+        return (request_id if given is None else f"{given}-{next(self._ids)}").encode()
 
     # ------------------------------------------------------------------ engines
 
@@ -89,7 +88,7 @@ class Edge:
     def is_heard(self, upstream: str, since: int) -> bool:
         """Whether anything of an answer has come from there since then (ns)."""
         answered = self.health[upstream].served_at >= since
-        return answered or any(exchange.is_heard(upstream, since) for exchange in self.active)
+        return answered or any(exchange.turn.is_heard(upstream, since) for exchange in self.active)
 
     def may_go_elsewhere(self, permit: Permit) -> bool:
         """Whether a request whose engine was not reached may try another one. A yes is paid for."""

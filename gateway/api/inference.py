@@ -12,13 +12,13 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway import __version__
 from gateway.api.edge import Edge
 from gateway.api.endpoints import Endpoint, nowhere
 from gateway.api.errors import error_body
-from gateway.api.exchange import Exchange, Receive, Scope, Send
+from gateway.api.exchange import Exchange
 from gateway.api.health import add_health
 
 

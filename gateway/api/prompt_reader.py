@@ -17,7 +17,7 @@ from msgspec import structs
 from gateway.api.body import BodyFacts
 from gateway.api.body_text import TextCount
 from gateway.api.endpoints import Endpoint
-from gateway.api.request_facts import read_body
+from gateway.api.request_facts import read_body, read_model
 from gateway.api.tokenizer_files import BATCH_BYTES, TokenizerFile, batches
 from gateway.policy.admission import Admission
 from gateway.policy.input_estimator import TextFeatures
@@ -49,6 +49,12 @@ class PromptReader:
             facts = await loop.run_in_executor(self._reading, read_body, body, endpoint, count)
         tokenizer = self._tokenizers.get(facts.model)
         return facts if tokenizer is None else await self._counted(facts, count, tokenizer)
+
+    async def read_model(self, body: bytes) -> str | None:
+        """The model that the body of a request for help names, if it names one. Raises Problem (400)."""
+        if len(body) < LARGE_BODY_BYTES:
+            return read_model(body)
+        return await asyncio.get_running_loop().run_in_executor(self._reading, read_model, body)
 
     def close(self) -> None:
         for executor in (self._reading, self._tokenizing):
