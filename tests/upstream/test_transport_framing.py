@@ -1,81 +1,16 @@
 """The connection by itself, without a socket: no split and no cut of the bytes may matter."""
 
 import asyncio
-import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.upstream.errors import UpstreamAborted, UpstreamClosed, UpstreamError
-from gateway.upstream.http1 import Http1Connection, TransportTimeouts
-from gateway.upstream.response import UpstreamResponse
-
-
-class FakeTransport(asyncio.Transport):
-    def __init__(self) -> None:
-        super().__init__()
-        self.written: list[bytes] = []
-        self.aborted = False
-
-    def write(self, data: Any) -> None:
-        self.written.append(bytes(data))
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
-
-    def get_write_buffer_size(self) -> int:
-        return 0
-
-    def pause_reading(self) -> None: ...
-
-    def resume_reading(self) -> None: ...
-
-    def abort(self) -> None:
-        self.aborted = True
-
-
-@dataclass
-class FakeOwner:
-    kept: list[Http1Connection] = field(default_factory=list)
-    dropped_count: int = 0
-
-    def opened(self, connection: Http1Connection) -> None: ...
-
-    def put_back(self, connection: Http1Connection) -> None:
-        self.kept.append(connection)
-
-    def dropped(self, connection: Http1Connection) -> None:
-        self.dropped_count += 1
-
-    def closed_by_peer(self, connection: Http1Connection) -> None: ...
-
-    def lost(self, connection: Http1Connection) -> None: ...
-
-
-@dataclass(frozen=True)
-class Exchange:
-    owner: FakeOwner
-    transport: FakeTransport
-    connection: Http1Connection
-    response: UpstreamResponse
-
-    def feed(self, data: bytes, cuts: list[int]) -> None:
-        """Hand the bytes over in pieces, as a socket would: nothing more once the transport is closed."""
-        borders = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
-        for start, end in itertools.pairwise(borders):
-            if end > start and not self.transport.aborted:
-                self.connection.data_received(data[start:end])
-
-    def read_rest(self) -> bytes:
-        """The body, if it is all there."""
-        body = b""
-        while piece := self.response.read_nowait():
-            body += piece
-        assert piece is not None, "neither ended nor failed"
-        return body
+from gateway.upstream.http1 import TransportTimeouts
+from tests.support.bare_connection import Exchange, begin
 
 
 @pytest.fixture(scope="module")
@@ -83,17 +18,6 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
     loop = asyncio.new_event_loop()
     yield loop
     loop.close()
-
-
-def exchange(loop: asyncio.AbstractEventLoop, *, no_body: bool = False) -> Exchange:
-    owner, transport = FakeOwner(), FakeTransport()
-    connection = Http1Connection(owner, loop)
-    connection.connection_made(transport)
-    timeouts = TransportTimeouts()
-    response = connection.start(
-        b"GET / HTTP/1.1\r\n\r\n", b"", no_body=no_body, reused=False, timeouts=timeouts
-    )
-    return Exchange(owner, transport, connection, response)
 
 
 @dataclass(frozen=True)
@@ -150,7 +74,7 @@ def test_every_split_reads_the_same(
     loop: asyncio.AbstractEventLoop, response: Response, cuts: list[int]
 ) -> None:
     """Status, headers and body do not depend on where the bytes were cut on their way."""
-    seen = exchange(loop)
+    seen = begin(loop)
     seen.feed(response.raw, cuts)
     if response.ends_with_connection:
         assert not seen.response.complete
@@ -170,7 +94,7 @@ def test_byte_by_byte_three_responses_in_a_row(
     loop: asyncio.AbstractEventLoop, response: Response, cuts: list[int]
 ) -> None:
     """The parser of a kept connection starts each response afresh."""
-    seen = exchange(loop)
+    seen = begin(loop)
     for number in range(3):
         if number:
             again = seen.connection.start(
@@ -190,7 +114,7 @@ def test_every_early_end_is_noticed(
 ) -> None:
     """A response cut short is never complete: closed before its head is whole, aborted after that."""
     cut = response.raw[: length % len(response.raw)]
-    seen = exchange(loop)
+    seen = begin(loop)
     seen.feed(cut, cuts)
     seen.connection.connection_lost(ConnectionResetError("reset") if reset else None)
     head_is_whole = len(cut) >= len(response.head_bytes)
@@ -214,7 +138,7 @@ def test_surplus_bytes_never_reach_a_reader(
     loop: asyncio.AbstractEventLoop, response: Response, tail: bytes, cuts: list[int]
 ) -> None:
     """What follows a complete response changes nothing in it, and ends the connection."""
-    seen = exchange(loop)
+    seen = begin(loop)
     seen.feed(response.raw + tail, cuts)
     assert seen.read_rest() == response.body
     assert seen.response.headers == response.headers
@@ -225,7 +149,7 @@ def test_surplus_bytes_never_reach_a_reader(
 @given(st.binary(max_size=200), cut_lists)
 def test_garbage_only_ever_fails(loop: asyncio.AbstractEventLoop, data: bytes, cuts: list[int]) -> None:
     """Whatever comes, the exchange ends in a response or an error of ours, and the connection is let go."""
-    seen = exchange(loop)
+    seen = begin(loop)
     seen.feed(data, cuts)
     seen.connection.connection_lost(None)
     if not seen.response.complete:
