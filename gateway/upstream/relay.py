@@ -16,7 +16,7 @@ from gateway.upstream.stream_observer import StreamObserver
 class StreamEnd(Enum):
     COMPLETE = "complete"
     ERROR_EVENT = "error event"
-    """The engine reported an error inside the stream; the client has it."""
+    """The engine reported an error inside the stream; the client has it, however the body ended then."""
     BROKEN_OFF = "broken off"
     """The connection ended, or the body did, without an end mark or a finish reason."""
     SILENT = "silent"
@@ -44,7 +44,10 @@ async def relay_stream(
             if out:
                 await write(out)
     except UpstreamError as error:
+        was_told = observer.error is not None  # in a whole event: one that is cut off tells nobody anything
         await _write_held(observer, write, clock)
+        if was_told:
+            return StreamEnd.ERROR_EVENT
         if observer.done:
             return StreamEnd.COMPLETE
         return StreamEnd.SILENT if isinstance(error, IdleTimeout) else StreamEnd.BROKEN_OFF

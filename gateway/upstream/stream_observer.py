@@ -22,7 +22,8 @@ from gateway.upstream.sse import MAX_EVENT_BYTES, Event, EventSplitter
 from gateway.upstream.stream_chunks import CHUNK, TYPED_EVENT, Chunk, TypedEvent, decode_leniently
 from gateway.upstream.usage import parse_usage
 
-Dialect = Literal["chat", "completions", "responses", "messages"]
+Dialect = Literal["chat", "completions", "responses", "messages", "transcription"]
+"""Transcriptions come as chunks with choices (vLLM) or as typed events (OpenAI): each event shows which."""
 
 HELD_BYTES_MAX = 16 * 1024
 """A usage chunk is a few hundred bytes; the beginning of an event longer than this is not kept back."""
@@ -36,8 +37,11 @@ _TEXT_KEYS: dict[str, tuple[bytes, ...]] = {
     "completions": (b'"text":"',),
     "responses": (b'"delta":"',),
     "messages": (b'"text":"', b'"thinking":"'),
+    "transcription": (b'"content":"', b'"delta":"'),
 }
-_FINISHED_TYPES = frozenset({"response.completed", "response.incomplete", "message_stop"})
+_FINISHED_TYPES = frozenset(
+    {"response.completed", "response.incomplete", "message_stop", "transcript.text.done"}
+)
 _ERROR_TYPES = frozenset({"error", "response.failed"})
 
 
@@ -69,6 +73,7 @@ class StreamObserver:
         "_strip_usage",
         "_stripped_cr",
         "_suffix",
+        "_tells_itself",
         "_templates_in_vain",
         "_text_keys",
         "done",
@@ -92,6 +97,7 @@ class StreamObserver:
         self.next_number = 0
         self._splitter = EventSplitter()
         self._is_chunked = dialect in ("chat", "completions")
+        self._tells_itself = dialect == "transcription"
         self._pieces = 0
         self._pieces_before_usage = 0
         self._answer_finished = False
@@ -146,12 +152,16 @@ class StreamObserver:
         return data
 
     def end(self, now_ns: int) -> bytes:
-        """The stream is over; the answer is what was still held. An event without its blank line counts."""
+        """The stream is over; the answer is what was still held. An event without its blank line counts.
+
+        One that was cut off before its data was whole is dropped, unless the client has its beginning: nobody
+        could read it, and an error event behind it could not be read either.
+        """
         self._cut_off = self.mid_event
         rest = self._splitter.take_rest()
         if rest is None:
             return b""
-        strip = self._observe_event(rest, now_ns)
+        strip = self._observe_event(rest, now_ns) or not (self._handed_on or _says_something(rest))
         held = b"" if strip or not self._strip_usage else rest.raw[self._handed_on :]
         self._cut_off |= bool(held)
         self._handed_on = 0
@@ -189,7 +199,7 @@ class StreamObserver:
         if data.startswith(b"[DONE]"):
             self.done = True
             return False
-        if self._is_chunked:
+        if self._is_chunked or (self._tells_itself and b'"choices"' in data):
             return self._observe_chunk(raw, name, data, now_ns)
         self._observe_typed(raw, name, data, now_ns)
         return False
@@ -299,3 +309,10 @@ class StreamObserver:
                 self._suffix = raw[text.end() :]
                 self._prefix_pieces = pieces
                 return
+
+
+def _says_something(rest: Event) -> bool:
+    """Whether an event without its blank line can be read: an end mark, a JSON object, or a whole comment."""
+    if rest.data is None:
+        return not rest.name and rest.raw.endswith((b"\n", b"\r"))
+    return rest.data.startswith(b"[DONE]") or decode_leniently(rest.data, Chunk) is not None

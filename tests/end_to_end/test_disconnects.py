@@ -23,7 +23,7 @@ from tests.support.scripted_engine import (
     token,
     usage_event,
 )
-from tests.support.scripted_upstream import STREAM_HEAD, chunk
+from tests.support.scripted_upstream import STREAM_HEAD, RecordedRequest, ScriptedConnection, answer, chunk
 
 pytestmark = pytest.mark.anyio
 
@@ -265,3 +265,179 @@ async def _leave_at_each_place(gateway: GatewayProcess, engine: ScriptedEngine, 
             if mark:
                 await client.until(mark)
         await closed_towards_the_engine(script)
+
+
+# ── places that are easily forgotten ─────────────────────────────────────────────────────────────────────
+
+
+async def test_between_head_and_first_byte(
+    gateway: GatewayProcess, engine: ScriptedEngine, leave: Leave, id: str
+) -> None:
+    """The client has its status and no byte of a body: the prompt is paid, and nothing else."""
+    engine.play = held = Held(STREAM_HEAD)
+    async with RawClient(gateway.port) as client:
+        await client.send(post_chat(chat(stream=True, max_tokens=1000), id=id))
+        assert (await client.head())[0] == 200
+        await leave(client)
+    await closed_towards_the_engine(held)
+    line = await gateway.ending(id)
+    assert (line["outcome"], line["status"], line["output_tokens"]) == ("client_gone_streaming", 200, 0)
+    assert line["cost"] == line["input_tokens"]
+
+
+async def test_asked_to_go_on_with_the_upload(
+    gateway: GatewayProcess, engine: ScriptedEngine, leave: Leave, id: str
+) -> None:
+    """A client that waited for `100 Continue` may still think better of it."""
+    asked = len(engine.requests)
+    headers = [("content-length", "100"), ("expect", "100-continue"), ("x-request-id", id)]
+    async with RawClient(gateway.port) as client:
+        await client.send(request_head("POST", CHAT_PATH, headers))
+        await client.until(b"100 Continue\r\n\r\n")
+        await leave(client)
+    assert (await gateway.ending(id))["outcome"] == "client_gone_queued"
+    assert len(engine.requests) == asked
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "plain"])
+async def test_half_a_connection_is_none(
+    gateway: GatewayProcess, engine: ScriptedEngine, id: str, stream: bool
+) -> None:
+    """A client that ends its own half, and could still read, is taken for gone, as most servers do: the two
+    look the same until something is written."""
+    engine.play = held = held_stream(ROLE, *TOKENS) if stream else held_plain()
+    async with RawClient(gateway.port) as client:
+        await client.send(post_chat(chat(stream=stream), id=id))
+        await held.begun.wait()
+        if stream:
+            await client.until(b" five")
+        client.end_sending()
+        await closed_towards_the_engine(held)
+        assert b"[DONE]" not in await client.rest()
+    line = await gateway.ending(id)
+    assert (line["outcome"], line["output_tokens"]) == ("client_gone_streaming", 5 if stream else 0)
+
+
+async def test_while_waiting_for_another_try(
+    gateway: GatewayProcess, engine: ScriptedEngine, leave: Leave, id: str
+) -> None:
+    """A request that its engine had no room for waits again; one that leaves meanwhile has cost nothing, and
+    is not sent a second time."""
+    refuse, urgent = asyncio.Event(), held_plain()
+
+    async def script(connection: ScriptedConnection, request: RecordedRequest) -> None:
+        if b"leaver" in request.body:
+            await refuse.wait()
+            await connection.send(answer(status="503 Service Unavailable"))
+        else:
+            await urgent(connection, request)
+
+    engine.play = script
+    asked = len(engine.requests)
+    async with RawClient(gateway.port) as client, RawClient(gateway.port) as other:
+        await client.send(post_chat(chat("leaver", stream=True), id=id))
+        await eventually(lambda: len(engine.requests) == asked + 1)
+        await other.send(post_chat(chat(), [("x-request-priority", "P0")], id=f"{id}-urgent"))
+        await eventually(lambda: _has_queued(gateway, 1))
+        refuse.set()
+        await urgent.begun.wait()  # before the leaver's second turn, since it goes first
+        assert await gateway.queued() == 1
+        await leave(client)
+        line = await gateway.ending(id)
+        assert (line["outcome"], line["status"], line["cost"]) == ("client_gone_queued", 499, 0)
+        assert await gateway.queued() == 0
+        urgent.released.set()
+        assert (await other.response()).status == 200
+    assert [b"leaver" in request.body for request in engine.requests[asked:]] == [True, False]
+
+
+async def test_in_the_same_moment(
+    gateway: GatewayProcess, engine: ScriptedEngine, leave: Leave, id: str
+) -> None:
+    """Clients that send and are gone leave nothing behind, wherever the news finds their requests."""
+    engine.play = streaming(ROLE, *TOKENS, FINISH, DONE)
+    for n in range(15):
+        async with RawClient(gateway.port) as client:
+            await client.send(post_chat(chat(stream=n % 3 > 0), id=f"{id}-{n}"))
+            if n % 3 == 1:
+                await client.read(1)
+            await leave(client)
+    await gateway.quiet()
+    assert (await ask(gateway.port, post_chat(chat(stream=True), id=f"{id}-next"))).whole
+
+
+# ── with all that stands before a request in earnest ─────────────────────────────────────────────────────
+
+KEY = "a-key"
+BEARER = ("authorization", f"Bearer {KEY}")
+
+
+@pytest.fixture(scope="module")
+async def guarded(
+    engine: ScriptedEngine, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[GatewayProcess]:
+    """A key that may run one request at a time, and is refused a second at once."""
+    settings = {
+        "upstreams": [{"name": "gpu0", "url": engine.url}],
+        "capacity": {"tokens_per_second": 1, "burst_seconds": 1_000_000, "output_weight": 1},
+        "scheduling": {"deadline_drop": False},
+        "decision_log": str(tmp_path_factory.mktemp("log") / "decisions.jsonl"),
+    }
+    async with running_gateway(settings, keys={KEY: {"tenant": "t", "max_in_flight": 1}}) as gateway:
+        yield gateway
+        await gateway.books_balance("P1", full=350_000)
+
+
+async def walks_out(
+    gateway: GatewayProcess, engine: ScriptedEngine, id: str, *, stream: bool, used_before: bool
+) -> None:
+    """One client that leaves, on a connection of its own or one that it has used before."""
+    async with RawClient(gateway.port) as client:
+        if used_before:
+            engine.play = plain()
+            await client.send(post_chat(chat(), [BEARER], id=f"{id}-before"))
+            assert (await client.response()).status == 200
+        engine.play = held = held_stream(ROLE, *TOKENS) if stream else held_plain()
+        await client.send(post_chat(chat(stream=stream), [BEARER], id=id))
+        await held.begun.wait()
+        if stream:
+            await client.until(b" five")
+            refused = await ask(gateway.port, post_chat(chat(), [BEARER], id=f"{id}-second"))
+            assert (refused.status, refused.header("x-qos-outcome")) == (429, "rejected_rate")
+    await closed_towards_the_engine(held)
+
+
+@pytest.mark.parametrize("used_before", [False, True], ids=["fresh", "used before"])
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "plain"])
+async def test_the_only_place_of_a_key(
+    guarded: GatewayProcess, engine: ScriptedEngine, stream: bool, used_before: bool
+) -> None:
+    """Twenty times its holder walks out, and as soon as the engine has seen that, the key may ask again."""
+    for n in range(20 if stream else 5):
+        id = f"key-{stream}-{used_before}-{n}"
+        await walks_out(guarded, engine, id, stream=stream, used_before=used_before)
+        engine.play = plain()
+        response = await ask(guarded.port, post_chat(chat(), [BEARER], id=f"{id}-next"))
+        assert response.status == 200
+        line = await guarded.ending(id)
+        assert line["outcome"] == "client_gone_streaming"
+        assert line["cost"] == line["input_tokens"] + (5 if stream else 0)
+
+
+async def test_what_the_bucket_lacks_afterwards(guarded: GatewayProcess, engine: ScriptedEngine) -> None:
+    """The prompt and the twenty tokens that were made: neither nothing nor the four thousand it asked for."""
+    await guarded.quiet()
+    loop = asyncio.get_running_loop()
+    began, before = loop.time(), await guarded.bucket("P1")
+    engine.play = held = held_stream(ROLE, *TOKENS * 4)
+    async with RawClient(guarded.port) as client:
+        await client.send(post_chat(chat("word " * 40, stream=True, max_tokens=4000), [BEARER], id="bucket"))
+        for _ in range(4):
+            await client.until(b" five")
+    await closed_towards_the_engine(held)
+    line = await guarded.ending("bucket")
+    assert (line["outcome"], line["output_tokens"]) == ("client_gone_streaming", 20)
+    assert line["cost"] == line["input_tokens"] + 20
+    spent = before - await guarded.bucket("P1")
+    refilled = loop.time() - began + 1
+    assert line["cost"] - refilled <= spent <= line["cost"]

@@ -14,13 +14,17 @@ from tests.support.gateway_process import GatewayProcess, running_gateway
 from tests.support.loops import eventually
 from tests.support.raw_client import RawClient, RawResponse, ask, chat, get, post, post_chat, request_head
 from tests.support.scripted_engine import (
+    DONE,
     ScriptedEngine,
+    event,
     held_plain,
     held_stream,
     plain,
     raw,
     scripted_engine,
+    streaming,
     token,
+    usage_event,
 )
 from tests.support.scripted_upstream import STREAM_HEAD, answer, chunk
 from tests.support.typed_streams import anthropic_error
@@ -162,6 +166,50 @@ async def test_the_forms_of_an_input(
     assert await reserved(gateway, engine, "/v1/completions", completion) == tokens + 2 * answers
 
 
+def _text(index: int, text: str, finish_reason: str | None = None) -> bytes:
+    return event({"id": "c", "choices": [{"index": index, "text": text, "finish_reason": finish_reason}]})
+
+
+@pytest.mark.parametrize("input", [input for input, _ in INPUTS], ids=range(5))
+async def test_the_stream_of_a_completion(
+    gateway: GatewayProcess, engine: ScriptedEngine, request: pytest.FixtureRequest, input: object
+) -> None:
+    """Whatever form the prompt has it goes up as it is; text is a token, usage is asked for and taken out
+    again, and the charge is exact."""
+    texts = [_text(0, word) for word in ("a", " b", " c", " d", " e")]
+    finish = _text(0, "", "length")
+    engine.play = streaming(*texts, finish, usage_event(4, 5), DONE)
+    id = f"completes-{request.node.callspec.id}"
+    body = {"model": unknown_model(), "prompt": input, "stream": True}
+    response = await send(gateway, "/v1/completions", body, id)
+    assert response.body == b"".join([*texts, finish, DONE])
+    assert json.loads(engine.last.body) == body | {"stream_options": {"include_usage": True}}
+    line = await gateway.ending(id)
+    assert (line["outcome"], line["output_tokens"], line["cost"]) == ("completed", 5, 4 + 4 * 5)
+    assert line["ttft_ms"] is not None
+    assert line["tpot_ms"] is not None
+
+
+@pytest.mark.parametrize("all_finish", [True, False], ids=["all", "one"])
+async def test_a_completion_of_several_prompts(
+    gateway: GatewayProcess, engine: ScriptedEngine, all_finish: bool
+) -> None:
+    """Their texts come mixed, each counts, and without an end mark the stream is whole only when every one
+    of them has its finish reason."""
+    events = [_text(0, "a"), _text(1, "b"), _text(0, "", "stop"), _text(1, "c")]
+    if all_finish:
+        events.append(_text(1, "", "length"))
+    engine.play = streaming(*events)
+    body = {"model": unknown_model(), "prompt": [[1, 2, 3], [4, 5]], "stream": True}
+    id = f"several-{all_finish}"
+    response = await send(gateway, "/v1/completions", body, id)
+    assert response.body.startswith(b"".join(events))
+    assert response.whole == all_finish
+    line = await gateway.ending(id)
+    assert line["outcome"] == ("completed" if all_finish else "upstream_aborted")
+    assert (line["input_tokens"], line["output_tokens"]) == (5, 3)
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [
@@ -296,6 +344,24 @@ async def test_every_path_wants_a_key(gateway: GatewayProcess, engine: ScriptedE
             assert response.error["code"] == "invalid_api_key"
     assert (await ask(gateway.port, get(path))).status in (401, 405)
     assert len(engine.requests) == asked
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+async def test_the_model_list_wants_a_key_and_nothing_else(
+    gateway: GatewayProcess, engine: ScriptedEngine, method: str
+) -> None:
+    """With it, it is the engine's own page, query and all."""
+    page = b'{"object":"list","data":[{"id":"m"}]}'
+    engine.play = plain(page)
+    asked = len(engine.requests)
+    for headers in ([], [("authorization", "Bearer other")]):
+        response = await ask(gateway.port, request_head(method, "/v1/models", headers), method)
+        assert (response.status, response.header("x-qos-outcome")) == (401, "unauthorized")
+    assert len(engine.requests) == asked
+    response = await _asked(gateway, method, "/v1/models?after=a%2Fb")
+    assert (response.status, response.body) == (200, page if method == "GET" else b"")
+    assert response.header("content-length") == str(len(page))
+    assert engine.last.target == "/v1/models?after=a%2Fb"
 
 
 @pytest.mark.parametrize(

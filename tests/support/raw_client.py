@@ -88,8 +88,12 @@ def check_error(error: dict[str, Any]) -> None:
 
 
 class RawClient:
-    def __init__(self, port: int, *, receive_buffer_bytes: int | None = None) -> None:
+    def __init__(
+        self, port: int, *, receive_buffer_bytes: int | None = None, patience: float = WAIT_SECONDS_MAX
+    ) -> None:
+        """`patience`: seconds that it waits for anything to come."""
         self._port = port
+        self._patience = patience
         self._receive_buffer_bytes = receive_buffer_bytes
         self._reader: asyncio.StreamReader
         self._writer: asyncio.StreamWriter
@@ -126,19 +130,23 @@ class RawClient:
         self._writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
         await self.leave()
 
+    def end_sending(self) -> None:
+        """Close our half of the connection; the other may still answer."""
+        self._writer.write_eof()
+
     async def until(self, mark: bytes) -> bytes:
         """All bytes up to and with this one."""
-        async with asyncio.timeout(WAIT_SECONDS_MAX):
+        async with asyncio.timeout(self._patience):
             return await self._reader.readuntil(mark)
 
     async def read(self, length: int) -> bytes:
-        async with asyncio.timeout(WAIT_SECONDS_MAX):
+        async with asyncio.timeout(self._patience):
             return await self._reader.readexactly(length)
 
     async def rest(self) -> bytes:
         """Everything up to the end of the connection, be it a reset."""
         received = b""
-        async with asyncio.timeout(WAIT_SECONDS_MAX):
+        async with asyncio.timeout(self._patience):
             try:
                 while piece := await self._reader.read(65536):
                     received += piece
@@ -158,7 +166,7 @@ class RawClient:
         status, headers = await self.head()
         framing = {name.lower(): value for name, value in headers}
         assert len(framing.keys() & {"content-length", "transfer-encoding"}) <= 1
-        async with asyncio.timeout(WAIT_SECONDS_MAX):
+        async with asyncio.timeout(self._patience):
             if method == "HEAD" or status in (204, 304):
                 body, whole = b"", True
             elif "transfer-encoding" in framing:

@@ -436,13 +436,33 @@ def test_too_long_an_event_to_be_a_usage_chunk_is_let_through() -> None:
     assert observer.token_events == 1
 
 
-def test_an_unfinished_event_is_given_out_at_the_end() -> None:
-    """Bytes out are bytes in, and who writes on knows that an event is open."""
-    for strip in (True, False):
+def test_an_event_that_was_passed_on_in_part_is_open_at_the_end() -> None:
+    """Bytes out are bytes in, and who writes on knows that a blank line must come first."""
+    for strip, cut_off in ((False, content("abc")[:30]), (True, content("x" * HELD_BYTES_MAX)[:-20])):
         observer = StreamObserver("chat", strip)
-        cut_off = content("abc")[:30]
         assert observer.feed(cut_off, 1) + observer.end(2) == cut_off
         assert observer.mid_event
+
+
+@pytest.mark.parametrize(
+    "cut", [b"dat", b"data", b"data: [DO", content("abc")[:30], usage_chunk(1, 2)[:-3], b"event: x"]
+)
+def test_half_an_event_of_which_nothing_was_passed_on_is_dropped(cut: bytes) -> None:
+    """Closed by somebody's blank line it would be an event that no client can read."""
+    observer = StreamObserver("chat", True)
+    assert passed(observer, [content("a"), cut]) == content("a")
+    assert not observer.mid_event
+    assert observer.token_events == 1
+
+
+@pytest.mark.parametrize(
+    "rest", [content("b")[:-2], content("b")[:-1], DONE[:-1], FINISH[:-2], b": bye\n", b"id: 1\n"]
+)
+def test_what_lacks_only_its_blank_line_is_given_out_at_the_end(rest: bytes) -> None:
+    """Some clients read it."""
+    observer = StreamObserver("chat", True)
+    assert passed(observer, [content("a"), rest]) == content("a") + rest
+    assert observer.mid_event
 
 
 def test_an_end_mark_without_its_blank_line_counts() -> None:
