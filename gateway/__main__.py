@@ -1,19 +1,19 @@
 """The command line: `qos-gateway serve` and its small helpers."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from gateway import __version__
+from gateway.mock_backend.faults import kinds_help
 from gateway.mock_backend.gpu_model import PRESETS
 
 if TYPE_CHECKING:
-    from gateway.api.tokenizer_files import TokenizerFile
-    from gateway.keys import KeyRing
-    from gateway.settings import Settings
+    from gateway.api.configuration import Configuration
 
 cli = typer.Typer(
     name="qos-gateway",
@@ -43,32 +43,21 @@ def serve(config: ConfigOption = None) -> None:
     """Run the gateway: tenants on port 8000, operators (metrics) on port 8001.
 
     Every setting can be overridden from the environment, as in QOS_SERVER__PORT=9000. Ctrl-C or SIGTERM
-    lets running streams end first; a second one ends at once.
+    lets running streams end first; a second one ends at once. SIGHUP reads the configuration again.
     """
     import uvloop
 
-    from gateway.api.tokenizer_files import load_tokenizers
-    from gateway.config_reading import ConfigError
-    from gateway.keys import load_keys
-    from gateway.settings import load_settings
-
-    try:
-        settings = load_settings(config)
-        keys = None if settings.keys_file is None else load_keys(settings.keys_file)
-        tokenizers = load_tokenizers(settings.tokenizers, config)
-    except ConfigError as error:
-        _fail(str(error), EXIT_CONFIG)
-    uvloop.run(_serve(settings, keys, tokenizers))
+    configuration = _read(config)
+    uvloop.run(_serve(configuration, partial(_read_again, config)))
 
 
-async def _serve(
-    settings: "Settings", keys: "KeyRing | None", tokenizers: "Mapping[str, TokenizerFile]"
-) -> None:
+async def _serve(configuration: "Configuration", read: "Callable[[], Configuration]") -> None:
     """Mock GPUs come up while the rest of the gateway is still being imported, which takes as long."""
     import asyncio
 
     from gateway.mock_backend.child import MockGpuError, MockGpus
 
+    settings = configuration.settings
     mock_gpus = MockGpus({upstream.name: upstream.url for upstream in settings.upstreams})
     await asyncio.sleep(0)
 
@@ -80,7 +69,7 @@ async def _serve(
     configure_logging(settings.logging.level, settings.logging.format)
     quiet_uvicorn()
     try:
-        await serve(Gateway(settings, keys, tokenizers=tokenizers, mock_gpus=mock_gpus))
+        await serve(Gateway(configuration, read=read, mock_gpus=mock_gpus))
     except ConfigError as error:
         _fail(str(error), EXIT_CONFIG)
     except CannotListen as error:
@@ -89,7 +78,7 @@ async def _serve(
         _fail(str(error), EXIT_ENGINE)
 
 
-@cli.command("mock-gpu")
+@cli.command("mock-gpu", epilog="\n\n".join(["Faults, and the defaults of their parameters:", *kinds_help()]))
 def mock_gpu(
     preset: Annotated[
         str, typer.Option(help=f"Which GPU and model to imitate: {', '.join(PRESETS)}.")
@@ -101,6 +90,25 @@ def mock_gpu(
     max_num_queued_reqs: Annotated[
         int | None, typer.Option(help="Sequences waiting and running; what comes beyond gets a 503.")
     ] = None,
+    fault: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KIND=PROBABILITY",
+            help='What goes wrong with how many requests, as in "silence=0.01; after=3"; can be repeated.',
+        ),
+    ] = None,
+    fault_seed: Annotated[int | None, typer.Option(help="The same seed, the same faults.")] = None,
+    allow_faults: Annotated[
+        bool,
+        typer.Option(
+            "--allow-faults",
+            help='Let a request name its fault in a header, "x-mock-fault: silence; after=3", and '
+            "let the table be read, replaced and emptied by GET, POST and DELETE /faults.",
+        ),
+    ] = False,
+    restart_after: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="Start again so long after a crash.")
+    ] = None,
 ) -> None:
     """Run a stand-in for vLLM with the timing of a real GPU: OpenAI API, /health, /metrics."""
     from gateway.mock_backend.__main__ import main as run
@@ -110,6 +118,14 @@ def mock_gpu(
         arguments += ["--max-num-seqs", str(max_num_seqs)]
     if max_num_queued_reqs is not None:
         arguments += ["--max-num-queued-reqs", str(max_num_queued_reqs)]
+    for each in fault or ():
+        arguments += ["--fault", each]
+    if fault_seed is not None:
+        arguments += ["--fault-seed", str(fault_seed)]
+    if allow_faults:
+        arguments += ["--allow-faults"]
+    if restart_after is not None:
+        arguments += ["--restart-after", str(restart_after)]
     raise typer.Exit(run(arguments))
 
 
@@ -118,17 +134,8 @@ def check_config(
     config: Annotated[Path, typer.Argument(metavar="FILE", help="YAML settings to check.")],
 ) -> None:
     """Check a configuration, the files it names and QOS_… variables, and say what is wrong with them."""
-    from gateway.api.tokenizer_files import load_tokenizers
-    from gateway.config_reading import ConfigError
-    from gateway.keys import load_keys
-    from gateway.settings import load_settings
-
-    try:
-        settings = load_settings(config)
-        keys = None if settings.keys_file is None else load_keys(settings.keys_file)
-        load_tokenizers(settings.tokenizers, config)
-    except ConfigError as error:
-        _fail(str(error), EXIT_CONFIG)
+    configuration = _read(config)
+    settings, keys = configuration.settings, configuration.keys
     engines = ", ".join(f"{upstream.name} ({upstream.url})" for upstream in settings.upstreams)
     door = "open to all, no keys" if keys is None else f"{len(keys)} keys"
     typer.echo(f"{config}: good. Engines: {engines}. {door[0].upper()}{door[1:]}.")
@@ -183,6 +190,22 @@ def healthcheck(
 def version() -> None:
     """Print the version."""
     typer.echo(__version__)
+
+
+def _read(path: Path | None) -> "Configuration":
+    """The configuration, or the end with a word on what is wrong with it."""
+    from gateway.config_reading import ConfigError
+
+    try:
+        return _read_again(path)
+    except ConfigError as error:
+        _fail(str(error), EXIT_CONFIG)
+
+
+def _read_again(path: Path | None) -> "Configuration":
+    from gateway.api.configuration import read_configuration
+
+    return read_configuration(path)
 
 
 def _fail(message: str, code: int) -> NoReturn:

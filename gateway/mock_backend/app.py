@@ -8,7 +8,7 @@ place, `_sequences`, on every way out.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +16,17 @@ from typing import Any
 
 import msgspec
 
+from .asgi import (
+    EVENT_STREAM,
+    Message,
+    Receive,
+    Send,
+    client_gone,
+    read_body,
+    respond,
+    response_body,
+    response_start,
+)
 from .generation_tasks import GENERATION_TASKS, GenerationTask
 from .gpu_model import GpuEngine, GpuPreset, SchedulingPolicy
 from .metrics_page import CONTENT_TYPE, metrics_page
@@ -30,13 +41,8 @@ MODEL = "mock-gpu"
 VERSION = "0.32.0"
 """The vLLM whose wire format this is."""
 
-_JSON = b"application/json"
-_EVENT_STREAM = b"text/event-stream; charset=utf-8"
 _log = logging.getLogger(__name__)
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
 AnswerAtOnce = Callable[[bytes, str, int], bytes]
 
 
@@ -114,14 +120,19 @@ class MockGpuApp:
             return
         method, handler = self._routes.get(scope["path"], ("", None))
         if handler is None:
-            await _respond(send, 404, b'{"detail":"Not Found"}')
+            await respond(send, 404, b'{"detail":"Not Found"}')
         elif scope["method"] != method:
-            await _respond(send, 405, b'{"detail":"Method Not Allowed"}', [(b"allow", method.encode())])
+            await respond(send, 405, b'{"detail":"Method Not Allowed"}', [(b"allow", method.encode())])
         else:
             try:
                 await handler(scope, receive, send)
             except RequestError as error:
-                await _respond(send, error.status, error.body(scope["path"]))
+                await respond(send, error.status, error.body(scope["path"]))
+
+    def refuse_for_want_of_room(self) -> RequestError:
+        """As if the queue were full, and counted like that."""
+        self._paced.counters.queue_full += 1
+        return queue_full()
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
@@ -135,14 +146,14 @@ class MockGpuApp:
 
     async def _health(self, scope: Message, receive: Receive, send: Send) -> None:
         alive = self._running is not None and not self._running.done()
-        await _respond(send, 200 if alive else 503, b"", content_type=None)
+        await respond(send, 200 if alive else 503, b"", content_type=None)
 
     async def _version(self, scope: Message, receive: Receive, send: Send) -> None:
-        await _respond(send, 200, msgspec.json.encode({"version": VERSION}))
+        await respond(send, 200, msgspec.json.encode({"version": VERSION}))
 
     async def _metrics(self, scope: Message, receive: Receive, send: Send) -> None:
         page = metrics_page(self._paced.engine, self._paced.counters, self._model)
-        await _respond(send, 200, page, content_type=CONTENT_TYPE)
+        await respond(send, 200, page, content_type=CONTENT_TYPE)
 
     async def _models(self, scope: Message, receive: Receive, send: Send) -> None:
         card = {
@@ -154,10 +165,10 @@ class MockGpuApp:
             "parent": None,
             "max_model_len": self._max_model_len,
         }
-        await _respond(send, 200, msgspec.json.encode({"object": "list", "data": [card]}))
+        await respond(send, 200, msgspec.json.encode({"object": "list", "data": [card]}))
 
     async def _generate(self, task: GenerationTask, scope: Message, receive: Receive, send: Send) -> None:
-        body = await _read_body(receive)
+        body = await read_body(receive)
         if body is None:
             return
         asked = task.parse(body, self._model, self._max_model_len)
@@ -168,7 +179,7 @@ class MockGpuApp:
 
     async def _pool(self, task: PoolingTask[Any], scope: Message, receive: Receive, send: Send) -> None:
         """Embeddings, scores and their like: nothing but prefill."""
-        body = await _read_body(receive)
+        body = await read_body(receive)
         if body is None:
             return
         call = task.parse(body, self._model, self._max_model_len)
@@ -177,13 +188,13 @@ class MockGpuApp:
             if await _all_finished(mailbox, len(work.prompts_tokens)):
                 request_id = _request_id(scope)
                 answer = task.answer(call, self._model, request_id)
-                await _respond(send, 200, answer, [(b"x-request-id", request_id.encode())])
+                await respond(send, 200, answer, [(b"x-request-id", request_id.encode())])
 
     async def _at_once(self, answer: AnswerAtOnce, scope: Message, receive: Receive, send: Send) -> None:
         """Questions that need no GPU."""
-        body = await _read_body(receive)
+        body = await read_body(receive)
         if body is not None:
-            await _respond(send, 200, answer(body, self._model, self._max_model_len))
+            await respond(send, 200, answer(body, self._model, self._max_model_len))
 
     @asynccontextmanager
     async def _sequences(
@@ -195,7 +206,7 @@ class MockGpuApp:
             raise queue_full()
         mailbox = TokenMailbox()
         put = mailbox.put if every_token else mailbox.put_last
-        gone = asyncio.create_task(_client_gone(receive))
+        gone = asyncio.create_task(client_gone(receive))
         gone.add_done_callback(lambda _: mailbox.close())
         ids = [
             self._paced.submit(
@@ -215,11 +226,9 @@ async def _stream_answer(
     task: GenerationTask, asked: Generation, model: str, request_id: str, mailbox: TokenMailbox, send: Send
 ) -> None:
     answer = task.stream(asked, model, request_id)
-    await send(
-        _response_start(200, [(b"content-type", _EVENT_STREAM), (b"x-request-id", request_id.encode())])
-    )
+    await send(response_start(200, [(b"content-type", EVENT_STREAM), (b"x-request-id", request_id.encode())]))
     for event in answer.events_at_once():
-        await send(_response_body(event))
+        await send(response_body(event))
     unfinished = len(asked.choices_prompt_tokens())
     opening = answer.events_with_first_token()
     while unfinished:
@@ -227,14 +236,14 @@ async def _stream_answer(
         if not tokens:
             return
         for event in opening:
-            await send(_response_body(event))
+            await send(response_body(event))
         opening = []
         for choice, index, finished in tokens:
-            await send(_response_body(answer.token_event(choice, index, finished)))
+            await send(response_body(answer.token_event(choice, index, finished), tokens=1))
             unfinished -= finished
     for event in answer.closing_events():
-        await send(_response_body(event))
-    await send(_response_body(b"", more=False))
+        await send(response_body(event))
+    await send(response_body(b"", more=False))
 
 
 async def _send_whole_answer(
@@ -242,7 +251,7 @@ async def _send_whole_answer(
 ) -> None:
     if await _all_finished(mailbox, len(asked.choices_prompt_tokens())):
         body = task.whole(asked, model, request_id)
-        await _respond(send, 200, body, [(b"x-request-id", request_id.encode())])
+        await respond(send, 200, body, [(b"x-request-id", request_id.encode())])
 
 
 async def _all_finished(mailbox: TokenMailbox, sequences: int) -> bool:
@@ -255,50 +264,11 @@ async def _all_finished(mailbox: TokenMailbox, sequences: int) -> bool:
     return True
 
 
-async def _read_body(receive: Receive) -> bytes | None:
-    """The whole body, or None when the client went away first."""
-    parts: list[bytes] = []
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return None
-        parts.append(message.get("body", b""))
-        if not message.get("more_body", False):
-            return b"".join(parts)
-
-
-async def _client_gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
 def _request_id(scope: Message) -> str:
     for name, value in scope["headers"]:
         if name == b"x-request-id":
             return str(value, "latin-1")
     return new_request_id()
-
-
-async def _respond(
-    send: Send,
-    status: int,
-    body: bytes,
-    headers: list[tuple[bytes, bytes]] | None = None,
-    content_type: bytes | None = _JSON,
-) -> None:
-    all_headers = [(b"content-length", b"%d" % len(body)), *(headers or [])]
-    if content_type is not None:
-        all_headers.append((b"content-type", content_type))
-    await send(_response_start(status, all_headers))
-    await send(_response_body(body, more=False))
-
-
-def _response_start(status: int, headers: list[tuple[bytes, bytes]]) -> Message:
-    return {"type": "http.response.start", "status": status, "headers": headers}
-
-
-def _response_body(body: bytes, more: bool = True) -> Message:
-    return {"type": "http.response.body", "body": body, "more_body": more}
 
 
 def _report_failure(task: asyncio.Task[None]) -> None:

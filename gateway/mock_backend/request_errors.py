@@ -1,5 +1,6 @@
-"""What the caller did wrong, in vLLM's words and its form of error body."""
+"""What the caller did wrong, or the engine, in vLLM's words and its form of error body."""
 
+import json
 from typing import TypeVar
 
 import msgspec
@@ -29,16 +30,28 @@ class RequestError(Exception):
     def body(self, path: str = "") -> bytes:
         """`{"error": {message, type, param, code}}`, and on the Anthropic paths their own form, which vLLM
         has there for all but a body that is no valid call at all."""
+        return msgspec.json.encode(self._members(path))
+
+    def events(self, path: str) -> bytes:
+        """The same inside a stream, and how vLLM ends the stream then."""
+        data = b"data: " + json.dumps(self._members(path)).encode() + b"\n\n"
+        return (b"event: error\n" if path in ANTHROPIC_PATHS else b"") + data + b"data: [DONE]\n\n"
+
+    def _members(self, path: str) -> dict[str, object]:
         if path in ANTHROPIC_PATHS and self.type != _NO_VALID_CALL:
-            anthropic = {"type": self.type, "message": self.message}
-            return msgspec.json.encode({"type": "error", "error": anthropic})
+            return {"type": "error", "error": {"type": self.type, "message": self.message}}
         error = {"message": self.message, "type": self.type, "param": self.param, "code": self.status}
-        return msgspec.json.encode({"error": error})
+        return {"error": error}
 
 
 def queue_full() -> RequestError:
     """The engine has as many requests as `max_num_queued_reqs` allows."""
     return RequestError(503, "Service Unavailable", QUEUE_FULL, None)
+
+
+def engine_failed() -> RequestError:
+    """Generating has failed, and it was not the caller's fault."""
+    return RequestError(500, "InternalServerError", "Internal server error", None)
 
 
 def refused(message: str, param: str, value: object) -> RequestError:
