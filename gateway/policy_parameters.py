@@ -8,6 +8,7 @@ from gateway.policy.clock import to_nanoseconds
 from gateway.policy.parameters import (
     CapacityParameters,
     ClassParameters,
+    ControlParameters,
     PolicyParameters,
     SchedulingParameters,
     SloTargets,
@@ -51,7 +52,14 @@ def policy_parameters(settings: Settings, keys: Iterable[KeyEntry] = ()) -> Poli
             deadline_drop=scheduling.deadline_drop,
         ),
         slo=SloWindow(settings.slo.window_requests, to_nanoseconds(settings.slo.window_seconds)),
-        law=settings.controller.law_in_force,
+        law=settings.controller.law,
+        control=ControlParameters(
+            cooldown_ns=to_nanoseconds(settings.controller.cooldown_seconds),
+            min_samples=settings.controller.min_samples,
+            capacity_bounds=settings.controller.capacity_bounds,
+            target=settings.slo.target,
+            tighten_below=settings.slo.tighten_below,
+        ),
         no_upstream_ns=to_nanoseconds(settings.upstream_timeouts.no_upstream_seconds),
         tenants=_tenants(keys),
         key_max_in_flight={key.id: key.max_in_flight for key in keys if key.max_in_flight is not None},
@@ -117,6 +125,7 @@ def _upstream(settings: UpstreamSettings, tokens_per_second: float) -> UpstreamP
     own = settings.tokens_per_second
     return UpstreamParameters(
         name=settings.name,
+        address=settings.url,
         models=tuple(settings.models),
         max_in_flight=settings.max_in_flight,
         max_in_flight_tokens=settings.max_in_flight_tokens,

@@ -7,15 +7,17 @@ DISPATCHED (with `ticket.upstream`) or ENDED with `ticket.refusal`. The driver t
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gateway.policy.clock import NEVER, Clock
+from gateway.policy.control_signals import Verdict
 from gateway.policy.engine_load import EngineLoad
-from gateway.policy.events import Observer, Order, RequestEnded
+from gateway.policy.events import Observer, Order, RatesChanged, RequestEnded
 from gateway.policy.input_estimator import InputEstimator
 from gateway.policy.outcome import Outcome
-from gateway.policy.parameters import MILLITOKENS, PolicyParameters, UpstreamParameters
+from gateway.policy.parameters import MILLITOKENS, PolicyParameters
 from gateway.policy.pool import Pool, serves
+from gateway.policy.regrouping import first_pools, regrouped
 from gateway.policy.request import PRIORITIES, Ask, Priority, Refusal, Stage, Ticket, Usage
 from gateway.policy.slo_monitor import SloMonitor
 from gateway.policy.standing import Standing, class_standing, seen, with_tenant
@@ -28,6 +30,12 @@ from gateway.policy.token_cost import (
 from gateway.policy.upstream_slots import UpstreamSlots
 
 DRAINING = Refusal(Outcome.REJECTED_DRAINING, "the gateway is shutting down")
+
+
+JUDGES_THE_ENGINE = frozenset(
+    {Outcome.COMPLETED, Outcome.CLIENT_GONE_STREAMING, Outcome.CLIENT_STALLED, Outcome.UPSTREAM_TIMEOUT}
+)
+"""Endings that tell the control loop how an engine bears its load; others have other causes."""
 
 
 class RequestTooLong(ValueError):
@@ -59,11 +67,12 @@ class Admission:
         self._decided: list[Ticket] = []
         self._seq = 0
         self._draining = False
+        self._follows = False
         now = clock.now()
-        self.pools = [Pool(parameters, group, now, self._decide) for group in connected(parameters.upstreams)]
-        self._slots: dict[str, tuple[Pool, UpstreamSlots]] = {
-            slots.name: (pool, slots) for pool in self.pools for slots in pool.slots
-        }
+        self.leaving: list[UpstreamSlots] = []
+        """Upstreams that are configured no longer and still serve what they have begun."""
+        self.pools = first_pools(parameters, now, self._decide)
+        self._slots = _by_name(self.pools)
 
     # ------------------------------------------------------------------ what drivers call
 
@@ -74,6 +83,7 @@ class Admission:
         """Offer a request. Raises RequestTooLong for one that can never be served, KeyError for a model
         that no upstream serves."""
         now = self._clock.now()
+        self._tick(now)
         ticket = Ticket(self._next(), ask, now)
         observed = self.parameters.classes[ask.priority].observe
         self._price(ticket)
@@ -114,15 +124,18 @@ class Admission:
     def first_token(self, ticket: Ticket) -> None:
         """The first token of a stream was seen."""
         if ticket.stage is Stage.DISPATCHED and ticket.first_token_at is None:
+            now = self._clock.now()
+            self._tick(now)
             ticket.first_token_seq = self._next()
-            ticket.pool.first_token(ticket, self._clock.now())
+            ticket.pool.first_token(ticket, now)
 
     def finish(self, ticket: Ticket, outcome: Outcome, delivered: Delivered = NOTHING_DELIVERED) -> None:
         """A dispatched request has ended. Only the first call counts."""
         if ticket.stage is not Stage.DISPATCHED:
             return
-        self._next()
         now = self._clock.now()
+        self._tick(now)
+        self._next()
         usage = delivered.usage
         weight = self.parameters.classes[ticket.priority].weight
         actual = usage_millitokens(weight, usage, self.parameters.capacity) if usage is not None else 0
@@ -131,13 +144,14 @@ class Admission:
             self._output_reserves[ticket.priority].observe(usage.output_tokens // ticket.ask.sequences)
         self._tenants.settle(ticket, None if usage is None or ticket.exempt else actual, now)
         ticket.pool.finish(ticket, actual, now)
+        self._let_go()
         self._report(ticket, delivered, now)
 
     def may_requeue(self, ticket: Ticket) -> bool:
         """Whether a dispatched request of which its engine ran nothing may try again: once, and not where
         nothing is enforced."""
         observed = self.parameters.classes[ticket.priority].observe
-        new = ticket.requeued_at is ticket.first_token_at is None
+        new = ticket.requeued_at is ticket.first_token_at is None and bool(ticket.route.upstreams)
         return ticket.stage is Stage.DISPATCHED and new and not observed and not ticket.exempt
 
     def may_go_elsewhere(self, ticket: Ticket) -> bool:
@@ -151,10 +165,14 @@ class Admission:
         if not self.may_requeue(ticket):
             raise ValueError(f"{ticket} cannot be sent again")
         now = ticket.requeued_at = self._clock.now()
+        self._tick(now)
         ticket.requeued_seq = self._next()
         if reached:
             self._observer.queue_full(ticket.upstream.name, now)
-        ticket.pool.requeue(ticket, now, elsewhere=not reached)
+        heir = self._pool_of(ticket.ask.model)
+        assert heir is not None
+        ticket.pool.requeue(ticket, heir, now, elsewhere=not reached)
+        self._let_go()
         if self._draining:
             ticket.pool.cancel(ticket, DRAINING, now)
 
@@ -165,7 +183,9 @@ class Admission:
             ticket.pool.cancel(ticket, Refusal(outcome, "the client left"), self._clock.now())
 
     def advance(self) -> None:
-        self._advance_to(self._clock.now())
+        now = self._clock.now()
+        self._tick(now)
+        self._advance_to(now)
 
     def next_deadline(self) -> int:
         """Nanoseconds on the injected clock; NEVER when nothing is due."""
@@ -195,8 +215,10 @@ class Admission:
         pool, slots = self._slots[name]
         if slots.healthy != healthy or slots.on_trial:
             now = self._clock.now()
+            self._tick(now)
             self._observer.health_changed(name, healthy, now)
             pool.set_health(slots, healthy, now)
+            self._tell_changes(pool)
 
     def set_upstream_trial(self, name: str) -> None:
         """An upstream that is down may get one request at a time, to show whether it serves again. What comes
@@ -214,18 +236,25 @@ class Admission:
         pool.engine_load_told(slots, load, now)
 
     def reconfigure(self, parameters: PolicyParameters) -> None:
-        """Other settings from now on, for the same upstreams with the same models; ValueError for others.
-        Nothing that waits or runs is disturbed, no level is refilled."""
-        if _served(parameters) != _served(self.parameters):
-            raise ValueError("upstreams cannot be added, removed or renamed while running")
+        """Other settings from now on. Nothing that waits or runs is disturbed, no level is refilled; an
+        upstream that is there no longer serves what it has begun, and who waits for a model that nobody
+        serves any longer is refused."""
         now = self._clock.now()
+        self._tick(now)
+        self._next()
+        self._advance_to(now)
+        self._observer.reconfigured(parameters, now)
+        regrouping = _served(parameters) != _served(self.parameters)
         self.parameters = parameters
         for reserve in self._output_reserves:
             reserve.reconfigure(parameters.capacity)
         self._tenants.reconfigure(parameters, now)
         self.slo_monitor.reconfigure(parameters.classes, parameters.slo)
+        if regrouping:
+            self._regroup(parameters, now)
         for pool in self.pools:
             pool.reconfigure(parameters, now)
+            self._tell_changes(pool)
 
     def standing(self, priority: Priority, model: str, tenant: str) -> Standing:
         """What is left to the tenant in the class where the model is served; in the first pool if it is
@@ -242,11 +271,54 @@ class Admission:
     def upstream(self, name: str) -> UpstreamSlots:
         return self._slots[name][1]
 
+    # ------------------------------------------------------------------ the control loops
+
+    def follow_rates(self) -> None:
+        """From now on no law acts; changes of the rates come with `rates_told`, as another policy made
+        them."""
+        self._follows = True
+        for pool in self.pools:
+            pool.control.follows = True
+
+    def rates_told(self, change: RatesChanged) -> None:
+        """Put a change in force that a law has made elsewhere."""
+        now = self._clock.now()
+        self._tick(now)
+        self._next()
+        for pool in self.pools:
+            is_meant = {slots.name for slots in pool.slots} == set(change.upstreams)
+            if is_meant and change.applied and change.new_rates != pool.control.rates:
+                pool.follow(change, now)
+
+    def _tick(self, now: int) -> None:
+        """The laws whose turn has come act before anything else at this instant."""
+        for pool in self.pools:
+            if now >= pool.control.due:
+                pool.tick(now)
+                self._tell_changes(pool)
+
+    def _tell_changes(self, pool: Pool) -> None:
+        names = tuple(slots.name for slots in pool.slots)
+        for change in pool.control.take_changes():
+            self._observer.rates_changed(replace(change, upstreams=names, order=self._next()))
+
     # ------------------------------------------------------------------ inside
 
     def _advance_to(self, now: int) -> None:
         for pool in self.pools:
             pool.advance(now)
+
+    def _regroup(self, parameters: PolicyParameters, now: int) -> None:
+        self.pools, self.leaving = regrouped(self.pools, self.leaving, parameters, now, self._decide)
+        self._slots = _by_name(self.pools)
+        for pool in self.pools:
+            pool.control.follows = self._follows
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Of upstreams that are configured no longer, those where nothing runs any more."""
+        if self.leaving:
+            self.leaving = [slots for slots in self.leaving if slots.in_flight_total]
 
     def _next(self) -> int:
         """The running number of what the policy is being told."""
@@ -294,7 +366,12 @@ class Admission:
         if self._observer.wants_details:
             order = Order(ticket.seq, ticket.requeued_seq, ticket.first_token_seq, self._seq)
             event = event._replace(ask=ticket.ask, seen=ticket.seen, order=order)
-        self.slo_monitor.record(event)
+        sample = self.slo_monitor.record(event)
+        if sample is not None and sample.admitted and event.outcome in JUDGES_THE_ENGINE:
+            kept = sample.met["dispatch", "all"]
+            if kept is not None and ticket.dispatched_at is not None:
+                verdict = Verdict(ticket.dispatched_at, now, kept)
+                ticket.pool.control.signals.judged(ticket.priority, verdict)
         self._observer.ended(event)
 
 
@@ -333,21 +410,10 @@ def _ended(ticket: Ticket, delivered: Delivered, now: int) -> RequestEnded:
     )
 
 
-def _served(parameters: PolicyParameters) -> dict[str, frozenset[str]]:
-    """Models by upstream: what cannot change while running."""
-    return {upstream.name: frozenset(upstream.models) for upstream in parameters.upstreams}
+def _by_name(pools: Sequence[Pool]) -> dict[str, tuple[Pool, UpstreamSlots]]:
+    return {slots.name: (pool, slots) for pool in pools for slots in pool.slots}
 
 
-def connected(upstreams: Sequence[UpstreamParameters]) -> list[list[UpstreamParameters]]:
-    """Upstreams grouped so that any two that share a model are in one group: each group has one budget."""
-    groups: list[list[UpstreamParameters]] = []
-    for upstream in upstreams:
-        sharing = [g for g in groups if any(_share_a_model(upstream, other) for other in g)]
-        merged = [other for group in sharing for other in group]
-        groups = [g for g in groups if g not in sharing]
-        groups.append([*merged, upstream])
-    return groups
-
-
-def _share_a_model(one: UpstreamParameters, other: UpstreamParameters) -> bool:
-    return "*" in one.models or "*" in other.models or bool(set(one.models) & set(other.models))
+def _served(parameters: PolicyParameters) -> list[tuple[object, ...]]:
+    """Which requests may go to which engines."""
+    return [(u.name, u.address, set(u.models), u.accepts) for u in parameters.upstreams]

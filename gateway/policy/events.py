@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from gateway.policy.engine_load import EngineLoad
 from gateway.policy.outcome import Outcome
+from gateway.policy.parameters import PolicyParameters
 from gateway.policy.request import Ask, Priority, Usage
 
 
@@ -88,7 +89,9 @@ class SeenUpstream(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RatesChanged:
-    """A change of the class rates (millitokens per second), by whom and why."""
+    """A change of the class rates (millitokens per second), by whom and why: a law's `reason`, or `capacity`
+    (an engine went or came) or `settings`. Those of the pool that these `upstreams` form; `order` is its
+    running number as in `Order`. `applied` is False for what a law only advises in observe mode."""
 
     at: int
     law: str
@@ -97,6 +100,9 @@ class RatesChanged:
     old_rates: tuple[int, ...]
     new_rates: tuple[int, ...]
     inputs: dict[str, float]
+    upstreams: tuple[str, ...] = ()
+    order: int = 0
+    applied: bool = True
 
 
 class Observer:
@@ -110,6 +116,9 @@ class Observer:
     def promoted(self, priority: Priority) -> None: ...
 
     def rates_changed(self, event: RatesChanged) -> None: ...
+
+    def reconfigured(self, parameters: PolicyParameters, at: int) -> None:
+        """Other settings are in force from now on."""
 
     def health_changed(self, upstream: str, healthy: bool, at: int) -> None: ...
 

@@ -64,7 +64,10 @@ class SchedulingParameters:
 
 @dataclass(frozen=True, slots=True)
 class UpstreamParameters:
+    """`address` says where it is: the same name at another address is another engine."""
+
     name: str
+    address: str = ""
     models: tuple[str, ...] = ("*",)
     max_in_flight: int | None = 128
     max_in_flight_tokens: int | None = None
@@ -90,6 +93,18 @@ class SloWindow:
 
 
 @dataclass(frozen=True, slots=True)
+class ControlParameters:
+    """Of the laws that change rates; `capacity_bounds` are factors of C0. Attainment from `target` on is
+    well, below `tighten_below` it is not."""
+
+    cooldown_ns: int = 5 * NANOSECONDS_PER_SECOND
+    min_samples: int = 20
+    capacity_bounds: tuple[float, float] = (0.2, 3.0)
+    target: float = 0.99
+    tighten_below: float = 0.95
+
+
+@dataclass(frozen=True, slots=True)
 class PolicyParameters:
     classes: Mapping[Priority, ClassParameters]
     upstreams: tuple[UpstreamParameters, ...]
@@ -97,6 +112,7 @@ class PolicyParameters:
     scheduling: SchedulingParameters = field(default_factory=SchedulingParameters)
     slo: SloWindow = SloWindow()
     law: str = "static"
+    control: ControlParameters = ControlParameters()
     no_upstream_ns: int = 10 * NANOSECONDS_PER_SECOND
     tenants: Mapping[str, TenantParameters] = field(default_factory=dict)
     key_max_in_flight: Mapping[str, int] = field(default_factory=dict)

@@ -5,26 +5,26 @@ as seen; pay those who wait for tokens; dispatch; end those whose time is over. 
 at the very moment its wait ends does go.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from heapq import heapify, heappop, heappush
 
+from gateway.policy.capacity_loop import CapacityLoop
 from gateway.policy.clock import NANOSECONDS_PER_SECOND, NEVER
 from gateway.policy.drain_rate import DrainRate
 from gateway.policy.engine_load import EngineLoad
+from gateway.policy.events import RatesChanged
 from gateway.policy.parameters import MILLITOKENS, PolicyParameters, UpstreamParameters
 from gateway.policy.patience import wait_limit_ns
 from gateway.policy.priority_queue import FairQueue, ServiceCounters
-from gateway.policy.rate_controller import control_law
 from gateway.policy.refusals import Refusals
 from gateway.policy.request import PRIORITIES, Priority, Refusal, Stage, Ticket
-from gateway.policy.scheduler import Route, Scheduler
+from gateway.policy.scheduler import Scheduler
 from gateway.policy.token_bucket import UNITS_PER_MILLITOKEN, BucketRules, TokenBuckets
 from gateway.policy.upstream_slots import UpstreamSlots
+from gateway.policy.waiting_room import WAITING, Route, WaitingRoom
 
 ACTIVITY_TAIL_NS = 5 * NANOSECONDS_PER_SECOND
 """A class counts as active for so long after its last request ended: its next one is likely near."""
-
-_WAITING = (Stage.THROTTLED, Stage.READY)
 
 
 class Pool:
@@ -33,21 +33,20 @@ class Pool:
     def __init__(
         self,
         parameters: PolicyParameters,
-        upstreams: list[UpstreamParameters],
+        slots: list[UpstreamSlots],
         now: int,
         decide: Callable[[Ticket, int], None],
     ) -> None:
         self._decide = decide
+        self.room = WaitingRoom(parameters.no_upstream_ns)
         self._take(parameters)
-        self.slots = [UpstreamSlots(u, parameters.scheduling) for u in upstreams]
-        self._routes: dict[tuple[tuple[str, ...], bool], Route] = {}
-        self._law = control_law(parameters.law, [c.share for c in self.classes])
-        self.buckets = TokenBuckets(_bucket_rules(parameters), self._nominal_capacity(), now)
+        self.slots = slots
+        capacity = self._nominal_capacity() or _capacity(slots)
+        self.control = CapacityLoop(parameters, capacity, now)
+        self.buckets = TokenBuckets(_bucket_rules(parameters), capacity, now)
         self.throttled = [FairQueue(ServiceCounters(), sticky_head=True) for _ in PRIORITIES]
         self.scheduler = Scheduler(parameters.classes, parameters.scheduling.skip_limit)
-        self.queued_bytes = [0, 0, 0]
         self._requests = [0, 0, 0]  # waiting or in flight
-        self._expiries: list[tuple[int, int, Ticket]] = []
         self._assumed_first_tokens: list[tuple[int, int, Ticket]] = []
         self.places = [DrainRate() for _ in PRIORITIES]  # of those that are paid
         self._drain = [DrainRate() for _ in PRIORITIES]  # of all that wait
@@ -59,37 +58,23 @@ class Pool:
 
     # ------------------------------------------------------------------ routes and upstreams
 
-    def route(self, model: str, is_long: bool) -> Route | None:
-        """Where requests for a model may go; None when no upstream here serves it."""
+    def route(self, model: str, is_long: bool, avoided: Sequence[UpstreamSlots] = ()) -> Route | None:
+        """Where requests for a model may go; None when no upstream here serves it. To `avoided` ones only
+        if there are no others."""
         serving = [s for s in self.slots if serves(s.parameters, model)]
         wanted = "long" if is_long else "short"
         fitting = [s for s in serving if s.parameters.accepts in ("any", wanted)] or serving
-        return self._route_to(fitting, is_long) if fitting else None
-
-    def _route_to(self, upstreams: list[UpstreamSlots], is_long: bool) -> Route:
-        key = (tuple(s.name for s in upstreams), is_long)
-        route = self._routes.get(key)
-        if route is None:
-            route = self._routes[key] = Route(upstreams, is_long)
-            if not route.healthy:
-                route.down_since = self._now
-        return route
-
-    def waiting(self) -> list[Ticket]:
-        return [ticket for route in self._routes.values() for ticket in route.waiting.values()]
+        fitting = [s for s in fitting if s not in avoided] or fitting
+        return self.room.route_to(fitting, is_long, self._now) if fitting else None
 
     def set_health(self, upstream: UpstreamSlots, healthy: bool, now: int) -> None:
         self.catch_up(now)
         upstream.set_health(healthy)
         self._nobody_can_go = False
-        for route in self._routes.values():
-            if route.healthy:
-                route.down_since = None
-            elif route.down_since is None:
-                route.down_since = now
+        self.room.health_changed(now)
         capacity = self._nominal_capacity()
         if capacity:  # with none healthy C keeps its last value
-            self.buckets.set_rates(self._law.rates(capacity), now)
+            self.buckets.set_rates(self.control.nominal_changed(capacity, now), now)
             self._set_credit()
         self._settle_down(now)
 
@@ -106,17 +91,16 @@ class Pool:
         self._settle_down(now)
 
     def reconfigure(self, parameters: PolicyParameters, now: int) -> None:
-        """Other settings for the same upstreams. Levels (cut to the new bursts), queues and leases stay;
-        what waits keeps the deadline it was given."""
-        self.catch_up(now)
+        """Other settings from now on, up to which everything is caught up. Levels (cut to the new bursts),
+        queues and leases stay; what waits keeps the deadline it was given."""
         self._take(parameters)
         self.scheduler.reconfigure(parameters.classes, parameters.scheduling.skip_limit)
         by_name = {upstream.name: upstream for upstream in parameters.upstreams}
         for slots in self.slots:
             slots.reconfigure(by_name[slots.name], parameters.scheduling)
-        self._law = control_law(parameters.law, [c.share for c in self.classes])
-        capacity = self._nominal_capacity() or self.buckets.capacity
-        self.buckets.reconfigure(_bucket_rules(parameters), self._law.rates(capacity), now)
+        capacity = self._nominal_capacity() or self.control.limits.nominal
+        rates = self.control.reconfigure(parameters, capacity, now)
+        self.buckets.reconfigure(_bucket_rules(parameters), rates, now)
         self._set_credit()
         self._nobody_can_go = False
         self._settle_down(now)
@@ -124,7 +108,27 @@ class Pool:
     def _take(self, parameters: PolicyParameters) -> None:
         self.classes = [parameters.classes[p] for p in PRIORITIES]
         self.scheduling = parameters.scheduling
-        self._no_upstream_ns = parameters.no_upstream_ns
+        self.room.no_upstream_ns = parameters.no_upstream_ns
+
+    def tick(self, now: int) -> None:
+        """The control loop's turn, if it has come."""
+        if now >= self.control.due:
+            for priority, line in zip(PRIORITIES, self.throttled, strict=True):
+                if len(line) and (head := line.peek()) and not self.on_own_share(head, now):
+                    self.control.signals.held_back(priority)
+            rates = self.control.tick(self.slots, idle=not any(self._requests), now=now)
+            if rates is not None:
+                self._change_rates(rates, now)
+
+    def follow(self, change: RatesChanged, now: int) -> None:
+        """Put in force what a law has decided elsewhere."""
+        self._change_rates(self.control.followed(change, idle=not any(self._requests)), now)
+
+    def _change_rates(self, rates: Sequence[int], now: int) -> None:
+        self.catch_up(now)
+        self.buckets.set_rates(rates, now)
+        self._set_credit()
+        self._settle_down(now)
 
     def _set_credit(self) -> None:
         """A tenant that comes back may be behind by as much as its class lets one ask for at once: its burst,
@@ -137,7 +141,7 @@ class Pool:
             self.scheduler.ready[priority].counters.credit = credit
 
     def _nominal_capacity(self) -> int:
-        return round(sum(s.tokens_per_second for s in self.slots if s.healthy) * MILLITOKENS)
+        return _capacity(s for s in self.slots if s.healthy)
 
     # ------------------------------------------------------------------ arrival
 
@@ -147,6 +151,8 @@ class Pool:
         priority = ticket.priority
         ticket.pool = self
         self._requests[priority] += 1
+        self.control.wake(now)
+        self.control.signals.asked(priority, ticket.cost)
         self.buckets.active_until[priority] = NEVER
         wait_limit = wait_limit_ns(ticket, self.classes[priority], self.scheduling)
         ticket.deadline = ticket.arrived_at + wait_limit
@@ -159,6 +165,8 @@ class Pool:
             line.pass_through(ticket)
             self._pay(ticket, now)
         else:
+            if not self.on_own_share(ticket, now):
+                self.control.signals.held_back(priority)
             refusal = self._refusals.too_long_a_wait(ticket, wait_limit, now)
             if refusal is not None:
                 self._end_waiting(ticket, refusal, now)
@@ -172,7 +180,7 @@ class Pool:
         self._dispatch(now)
         if ticket.stage is Stage.READY and (hopeless := self._refusals.no_place_in_time(ticket, now)):
             self._end_waiting(ticket, hopeless, now)
-        while ticket.stage in _WAITING and (told := self._refusals.beyond_the_bounds(ticket)):
+        while ticket.stage in WAITING and (told := self._refusals.beyond_the_bounds(ticket)):
             self._end_waiting(*told, now)
             self._proceed(now)
 
@@ -180,9 +188,7 @@ class Pool:
         """The ticket is about to wait somewhere: note its bytes and when its time is over."""
         if not self.depth(ticket.priority):
             self._drain[ticket.priority].begins(now)
-        self.queued_bytes[ticket.priority] += ticket.ask.body_bytes
-        ticket.route.waiting[ticket.seq] = ticket
-        heappush(self._expiries, (ticket.deadline, ticket.seq, ticket))
+        self.room.enter(ticket)
 
     def on_own_share(self, ticket: Ticket, now: int) -> bool:
         """Long prompts below P0 are not paid with lent tokens while a higher class is active."""
@@ -194,10 +200,13 @@ class Pool:
         self._charge(ticket, now)
         ticket.paid_at = now
         ticket.stage = Stage.READY
+        self._stand_ready(ticket, now)
+
+    def _stand_ready(self, ticket: Ticket, now: int) -> None:
         ready = self.scheduler.ready[ticket.priority]
         if not ready.length:
             self.places[ticket.priority].begins(now)
-        ready.push(ticket, first=ticket.requeued)
+        ready.push(ticket)
         self._nobody_can_go = False
 
     def _charge(self, ticket: Ticket, now: int) -> None:
@@ -223,7 +232,7 @@ class Pool:
                 break
             self.scheduler.dispatched(choice, limited, now)
             ticket = choice.ticket
-            self._no_longer_waiting(ticket)
+            self.room.leave(ticket)
             ticket.promoted = choice.promoted
             self._drain[ticket.priority].count(now)
             self.places[ticket.priority].count(now)
@@ -250,7 +259,7 @@ class Pool:
             self._charge(ticket, now)
         else:
             ticket.exempt = True
-        self._send(ticket, min(upstreams, key=lambda upstream: upstream.in_flight_tokens), now)
+        self._send(ticket, min(upstreams, key=lambda upstream: upstream.burden), now)
 
     def _proceed(self, now: int) -> None:
         self._pay_throttled(now)
@@ -267,6 +276,7 @@ class Pool:
         """The first token of a dispatched request was seen; said once."""
         self.catch_up(now)
         ticket.first_token_at = now
+        self.control.signals.first_token(ticket, now)
         if ticket.had_engine_alone and ticket.dispatched_at is not None:
             ticket.upstream.prefill.learn(ticket.input_tokens, now - ticket.dispatched_at)
         ticket.upstream.prefilled(ticket)
@@ -277,50 +287,59 @@ class Pool:
         """End a request that was not dispatched. It is taken out before anything else happens at this
         instant, so that it cannot be dispatched while it leaves."""
         self.buckets.advance(now)
-        if ticket.stage in _WAITING:
+        if ticket.stage in WAITING:
             self._end_waiting(ticket, refusal, now)
         self.advance(now)
 
     def cancel_all(self, refusal: Refusal, now: int) -> None:
         """End all that waits; nobody is dispatched meanwhile."""
         self.buckets.advance(now)
-        for ticket in self.waiting():
+        for ticket in self.room.tickets():
             self._end_waiting(ticket, refusal, now)
         self.advance(now)
 
     def finish(self, ticket: Ticket, actual_cost: int, now: int) -> None:
         """End a dispatched request: settle, free its place, let the next ones go."""
         self.catch_up(now)
+        self.control.signals.stream_ends(ticket, now)
         if not ticket.exempt:
+            self.control.signals.asked(ticket.priority, actual_cost - ticket.cost)
             self._settle(ticket, actual_cost)
         ticket.upstream.release(ticket)
         self._nobody_can_go = False
         self._leave(ticket, now)
         self._settle_down(now)
 
-    def requeue(self, ticket: Ticket, now: int, elsewhere: bool = False) -> None:
+    def requeue(self, ticket: Ticket, heir: "Pool", now: int, elsewhere: bool = False) -> None:
         """The engine ran nothing of a dispatched request: it gives back place and tokens and waits again,
-        before the others of its tenant, until the deadline it had. `elsewhere`: for another engine."""
+        before the others of its tenant, until the deadline it had. `heir`: the pool that serves its model,
+        another one if that has changed meanwhile. `elsewhere`: for another engine."""
         self.catch_up(now)
         upstream: UpstreamSlots = ticket.upstream
         self._settle(ticket, 0)
-        upstream.sent_back(ticket, now)
+        upstream.sent_back(ticket, now, full=not elsewhere)
+        self._nobody_can_go = False
         if elsewhere:
             ticket.not_reached = upstream.name
             others = [other for other in ticket.route.upstreams if other is not upstream]
-            ticket.route = self._route_to(others, ticket.is_long)
+            ticket.route = heir.room.route_to(others, ticket.is_long, now)
         ticket.upstream = ticket.dispatched_at = ticket.paid_at = None
         ticket.assumed_at = NEVER
         ticket.promoted = False
+        if heir is not self:
+            heir.catch_up(now)
+            self.hand_over(ticket, heir, ticket.route, now)
+            self._settle_down(now)
         ticket.stage = Stage.THROTTLED
-        self._nobody_can_go = False
+        heir._wait_again(ticket, now)
+
+    def _wait_again(self, ticket: Ticket, now: int) -> None:
         self._hold(ticket, now)
-        ticket.route.waiting.move_to_end(ticket.seq, last=False)
         if self.buckets.affords(ticket.priority, ticket.cost, self.on_own_share(ticket, now)):
             self.throttled[ticket.priority].pass_through(ticket)
             self._pay(ticket, now)
         else:
-            self.throttled[ticket.priority].push(ticket, first=True)
+            self.throttled[ticket.priority].push(ticket)
         self._settle_down(now)
 
     def _settle(self, ticket: Ticket, actual_cost: int) -> None:
@@ -342,28 +361,89 @@ class Pool:
             self.buckets.settle(ticket.priority, ticket.charged, 0, ticket.on_own_share, ticket.own_units)
             self.throttled[ticket.priority].counters.correct(ticket.tenant, -ticket.charged)
             ticket.charged = 0
-            self._no_longer_waiting(ticket)
+            self.room.leave(ticket)
         elif ticket.seq in ticket.route.waiting:
             self.throttled[ticket.priority].remove(ticket)
-            self._no_longer_waiting(ticket)
+            self.room.leave(ticket)
         ticket.refusal = refusal
         self._leave(ticket, now)
         self._decide(ticket, now)
 
-    def _no_longer_waiting(self, ticket: Ticket) -> None:
-        self.queued_bytes[ticket.priority] -= ticket.ask.body_bytes
-        del ticket.route.waiting[ticket.seq]
-        booked = len(self._expiries)
-        if booked > 64 and booked > 2 * sum(self.depth(p) for p in PRIORITIES) + 64:
-            self._expiries = [e for e in self._expiries if e[2].stage in _WAITING]
-            heapify(self._expiries)
-
     def _leave(self, ticket: Ticket, now: int) -> None:
         ticket.stage = Stage.ENDED
+        self._one_less(ticket, now)
+
+    def _one_less(self, ticket: Ticket, now: int) -> None:
         self._requests[ticket.priority] -= 1
         if not self._requests[ticket.priority]:
             self.buckets.active_until[ticket.priority] = until = now + ACTIVITY_TAIL_NS
             self._next_change = min(self._next_change, until)
+
+    # ------------------------------------------------------------------ other upstreams
+
+    def give_up(self, ticket: Ticket, refusal: Refusal, now: int) -> None:
+        """Refuse one that waits; nobody is dispatched meanwhile."""
+        self._end_waiting(ticket, refusal, now)
+
+    def carry_on(self, other: "Pool") -> None:
+        """Treat tenants and classes as the other pool did, which has served the same models. To be
+        reconfigured next: until then nobody who moves from there to here loses its turn by that."""
+        for priority in PRIORITIES:
+            for lines, others in (
+                (self.throttled[priority], other.throttled[priority]),
+                (self.scheduler.ready[priority], other.scheduler.ready[priority]),
+            ):
+                lines.counters.follow(others.counters)
+                lines.counters.credit = NEVER
+            if (until := other.buckets.active_until[priority]) < NEVER:
+                self.buckets.active_until[priority] = max(self.buckets.active_until[priority], until)
+        self.scheduler.carry_on(other.scheduler)
+
+    def reroute(self, ticket: Ticket, route: Route) -> None:
+        """The request is for other upstreams of this pool now."""
+        if ticket.stage in WAITING:
+            self.room.leave(ticket)
+        if ticket.stage is Stage.READY:
+            self.scheduler.ready[ticket.priority].move(ticket, route)
+        ticket.route = route
+        if ticket.stage in WAITING:
+            self.room.enter(ticket)
+
+    def hand_over(self, ticket: Ticket, heir: "Pool", route: Route, now: int) -> None:
+        """The request, waiting or in flight, is another pool's from now on, with what it has paid here."""
+        if ticket.stage in WAITING:
+            self.room.leave(ticket)
+        if ticket.stage is Stage.THROTTLED:
+            self.throttled[ticket.priority].remove(ticket)
+        elif ticket.stage is Stage.READY:
+            self.scheduler.ready[ticket.priority].remove(ticket)
+        self._one_less(ticket, now)
+        ticket.pool, ticket.route = heir, route
+        heir._receive(ticket, now)
+
+    def _receive(self, ticket: Ticket, now: int) -> None:
+        self._requests[ticket.priority] += 1
+        self.control.wake(now)
+        self.buckets.active_until[ticket.priority] = NEVER
+        if ticket.stage in WAITING:
+            self._hold(ticket, now)
+        if ticket.stage is Stage.THROTTLED:
+            self.throttled[ticket.priority].push(ticket)
+        elif ticket.stage is Stage.READY:
+            self._stand_ready(ticket, now)
+        elif ticket.assumed_at <= now:
+            ticket.upstream.prefilled(ticket)
+        elif ticket.assumed_at < NEVER:
+            heappush(self._assumed_first_tokens, (ticket.assumed_at, ticket.seq, ticket))
+
+    def routes_changed(self) -> None:
+        """Everybody has been given a new route: forget the old ones, and those who are elsewhere now."""
+        self.room.drop_expiries()
+        for ready in self.scheduler.ready:
+            ready.keep(self.room.routes)
+        self._assumed_first_tokens = [e for e in self._assumed_first_tokens if e[2].pool is self]
+        heapify(self._assumed_first_tokens)
+        self._nobody_can_go = False
 
     # ------------------------------------------------------------------ time
 
@@ -391,29 +471,11 @@ class Pool:
     def _expire(self, until: int) -> bool:
         """End those whose time was over by `until`; whether there were any."""
         now = self._now
-        over = []
-        expiries = self._expiries
-        while expiries and expiries[0][0] <= until:
-            ticket = heappop(expiries)[2]
-            if ticket.stage in _WAITING:
-                over.append(ticket)
-        for ticket in over:
-            if ticket.stage is Stage.ENDED:  # it was booked twice: before and after it was sent back
-                continue
+        found = False
+        while (ticket := self.room.over(until)) is not None:
+            found = True
             self._end_waiting(ticket, self._refusals.waited_too_long(ticket, now), now)
-        for route in self._routes.values():
-            while (ticket_and_time := self._first_without_upstream(route)) and ticket_and_time[1] <= until:
-                ticket = ticket_and_time[0]
-                over.append(ticket)
-                self._end_waiting(ticket, self._refusals.waited_too_long(ticket, now), now)
-        return bool(over)
-
-    def _first_without_upstream(self, route: Route) -> tuple[Ticket, int] | None:
-        """Who of those waiting for upstreams that are all down gives up first, and when."""
-        if route.down_since is None or not route.waiting:
-            return None
-        oldest = next(iter(route.waiting.values()))
-        return oldest, max(oldest.arrived_at, route.down_since) + self._no_upstream_ns
+        return found
 
     def next_deadline(self, now: int) -> int:
         """When `advance` should be called next if nothing else happens; NEVER if it need not be.
@@ -421,19 +483,14 @@ class Pool:
         What was due up to the last advance has been seen to; what came due between that and `now` has not.
         """
         seen_to = self._now
-        times = [NEVER]
+        times = [self.control.due]
         if self._assumed_first_tokens:
             times.append(self._assumed_first_tokens[0][0])
-        waiting = False
-        while self._expiries and self._expiries[0][2].stage not in _WAITING:
-            heappop(self._expiries)
-        if self._expiries:
-            waiting = True
-            times.append(self._expiries[0][0])
-        if waiting:
+        over = self.room.next_deadline()
+        if over < NEVER:  # somebody waits
+            times.append(over)
             times.append(self.buckets.next_activity_end(seen_to))
             times.extend(slots.next_change(seen_to) for slots in self.slots)
-            times.extend(at[1] for r in self._routes.values() if (at := self._first_without_upstream(r)))
             times.extend(self._paying_times(seen_to, min(times)))
         return max(min(times), now + 1) if min(times) < NEVER else NEVER
 
@@ -452,12 +509,22 @@ class Pool:
         """Requests of the class that wait, for tokens or for a place."""
         return len(self.throttled[priority]) + self.scheduler.ready[priority].length
 
+    @property
+    def queued_bytes(self) -> list[int]:
+        """Of those that wait, by class."""
+        return self.room.queued_bytes
+
     def queue_limit(self, priority: Priority) -> int | None:
         return self.classes[priority].max_queued_requests
 
     def drained_after_ns(self, priority: Priority) -> int | None:
         """When the class's queue will have emptied; None if nothing has moved lately."""
         return self._drain[priority].time_for(max(self.depth(priority), 1), self._now)
+
+
+def _capacity(upstreams: Iterable[UpstreamSlots]) -> int:
+    """Millitokens a second."""
+    return round(sum(upstream.tokens_per_second for upstream in upstreams) * MILLITOKENS)
 
 
 def serves(upstream: UpstreamParameters, model: str) -> bool:

@@ -22,6 +22,16 @@ from gateway.policy.request import Ticket
 _COUNTERS_KEPT = 1024
 
 
+def insert_by_arrival(ticket: Ticket, tickets: OrderedDict[int, Ticket]) -> None:
+    """Behind those that came before it: mostly all of them. Of one that waits again most came after it."""
+    newest = next(reversed(tickets), ticket.seq)
+    tickets[ticket.seq] = ticket
+    if newest > ticket.seq:
+        earlier = list(takewhile(lambda seq: seq < ticket.seq, tickets))
+        for seq in (ticket.seq, *reversed(earlier)):
+            tickets.move_to_end(seq, last=False)
+
+
 class ServiceCounters:
     """Service received per tenant, in millitokens. `credit`: how far a known tenant that comes back may be
     behind the least served of those that wait."""
@@ -35,6 +45,10 @@ class ServiceCounters:
 
     def attach(self, queue: "FairQueue") -> None:
         self._queues.append(queue)
+
+    def detach(self, queue: "FairQueue") -> None:
+        """Nobody waits in that queue, nor will again."""
+        self._queues.remove(queue)
 
     def enter(self, tenant: str) -> None:
         """The tenant starts to wait in one more queue."""
@@ -50,10 +64,13 @@ class ServiceCounters:
         been silent: it has no credit."""
         if tenant in self._waiting:
             return self.of(tenant)
-        counters = (queue.lowest_counter() for queue in self._queues)
-        lowest = min((c for c in counters if c is not None), default=self._floor)
         credit = self.credit if tenant in self._service else 0
-        return max(self.of(tenant), lowest - credit)
+        return max(self.of(tenant), self._lowest() - credit)
+
+    def _lowest(self) -> int:
+        """The smallest counter of those that wait, or of the last that did."""
+        counters = (queue.lowest_counter() for queue in self._queues)
+        return min((c for c in counters if c is not None), default=self._floor)
 
     def leave(self, tenant: str) -> None:
         queues = self._waiting[tenant] - 1
@@ -77,6 +94,19 @@ class ServiceCounters:
             if tenant in self._waiting:
                 for queue in self._queues:
                     queue.place(tenant)
+
+    def follow(self, other: "ServiceCounters") -> None:
+        """Know what tenants were served elsewhere. Counters of two places have nothing in common but that the
+        least served goes next: what counts is how far a tenant is ahead of that one."""
+        if not self._service:
+            self._floor = other._lowest()
+        shift = self._lowest() - other._lowest()
+        for tenant, service in other._service.items():
+            more = service + shift - self.of(tenant)
+            if tenant not in self._service:
+                self._service[tenant] = service + shift
+            elif more > 0:
+                self.correct(tenant, more)
 
     def _forget(self) -> None:
         """Drop half of what is kept of tenants that do not wait, least served first: a return would lift
@@ -118,23 +148,18 @@ class FairQueue:
         for tickets in list(self._by_tenant.values()):
             yield from list(tickets.values())
 
-    def push(self, ticket: Ticket, first: bool = False) -> None:
-        """Add a ticket behind those of its tenant, or (`first`) before all of them that came after it."""
+    def push(self, ticket: Ticket) -> None:
+        """Add a ticket behind those of its tenant that came before it."""
         tenant = ticket.tenant
         tickets = self._by_tenant.get(tenant)
         if tickets is None:
             self.counters.enter(tenant)
             tickets = self._by_tenant[tenant] = OrderedDict()
             self._costs[tenant] = 0
-        earlier = list(takewhile(lambda seq: seq < ticket.seq, tickets)) if first else []
-        tickets[ticket.seq] = ticket
+        insert_by_arrival(ticket, tickets)
         self._length += 1
         self._add_cost(tenant, ticket.cost)
-        if first:
-            for seq in (ticket.seq, *reversed(earlier)):
-                tickets.move_to_end(seq, last=False)
-        if first or len(tickets) == 1:
-            self.place(tenant)
+        self.place(tenant)
 
     def pass_through(self, ticket: Ticket) -> None:
         """As if pushed and popped at once, which is what an empty queue does."""

@@ -82,7 +82,7 @@ class Stage(Enum):
 
 class Ticket:
     """One request inside the policy. Only the policy writes to it; drivers read, and keep their own
-    object in `waiter`."""
+    objects in `waiter` and `progress`."""
 
     __slots__ = (
         "arrived_at",
@@ -98,6 +98,8 @@ class Ticket:
         "had_engine_alone",
         "input_tokens",
         "is_long",
+        "measured_at",
+        "measured_tokens",
         "not_reached",
         "on_own_share",
         "outcome",
@@ -107,6 +109,7 @@ class Ticket:
         "pool",
         "prefilling",
         "priority",
+        "progress",
         "promoted",
         "refusal",
         "requeued_at",
@@ -164,6 +167,9 @@ class Ticket:
         self.pool: Any = None  # pool.Pool
         self.upstream: Any = None  # upstream_slots.UpstreamSlots, once dispatched
         self.waiter: Any = None
+        self.progress: Any = None  # control_signals.Progress of a stream; the driver's
+        self.measured_at = 0  # its last token that the control signals have taken in
+        self.measured_tokens = 0
 
     @property
     def requeued(self) -> bool:

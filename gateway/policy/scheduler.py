@@ -12,33 +12,16 @@ head of a class overtakes an earlier one of that class at an upstream where that
 one that waits for the lane is overtaken.
 """
 
-from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gateway.policy.parameters import ClassParameters
 from gateway.policy.priority_queue import FairQueue, ServiceCounters
 from gateway.policy.request import PRIORITIES, Priority, Ticket
 from gateway.policy.upstream_slots import Admits, UpstreamSlots
+from gateway.policy.waiting_room import Route
 
 _HELD_BACK_BY_OTHERS = (Admits.YES, Admits.NO_ROOM, Admits.NO_PREFILL_ROOM)
-
-
-class Route:
-    """The upstreams that may serve a request, and the line of those who wait for them.
-
-    Long prompts have a route of their own, so that one waiting for the lane does not hold up the rest.
-    """
-
-    def __init__(self, upstreams: Sequence[UpstreamSlots], long: bool) -> None:
-        self.upstreams = tuple(upstreams)
-        self.long = long
-        self.down_since: int | None = None
-        self.waiting: OrderedDict[int, Ticket] = OrderedDict()  # by arrival, throttled ones included
-
-    @property
-    def healthy(self) -> bool:
-        return any(upstream.healthy for upstream in self.upstreams)
 
 
 class ReadyClass:
@@ -49,11 +32,11 @@ class ReadyClass:
         self._lines: dict[Route, FairQueue] = {}
         self.length = 0
 
-    def push(self, ticket: Ticket, first: bool = False) -> None:
+    def push(self, ticket: Ticket) -> None:
         line = self._lines.get(ticket.route)
         if line is None:
             line = self._lines[ticket.route] = FairQueue(self.counters)
-        line.push(ticket, first)
+        line.push(ticket)
         self.length += 1
 
     def pop(self, ticket: Ticket) -> None:
@@ -65,6 +48,20 @@ class ReadyClass:
     def remove(self, ticket: Ticket) -> None:
         self._lines[ticket.route].remove(ticket)
         self.length -= 1
+
+    def move(self, ticket: Ticket, route: Route) -> None:
+        """Give a ticket another route. It is never out of all lines, which would cost its tenant its turn."""
+        former = self._lines[ticket.route]
+        ticket.route = route
+        self.push(ticket)
+        former.remove(ticket)
+        self.length -= 1
+
+    def keep(self, routes: Iterable[Route]) -> None:
+        """Forget the lines of all other routes; nobody waits there."""
+        kept = set(routes)
+        for route in [route for route in self._lines if route not in kept]:
+            self.counters.detach(self._lines.pop(route))
 
     def heads(self) -> list[Ticket]:
         """The first of each line, least served tenant first."""
@@ -117,6 +114,11 @@ class Scheduler:
         self._skip_limit = skip_limit
         self.skipped = {p: self.skipped.get(p, 0) for p in skip_limit}
 
+    def carry_on(self, other: "Scheduler") -> None:
+        """Who was passed over there was passed over."""
+        for priority, count in other.skipped.items():
+            self.skipped[priority] = max(self.skipped.get(priority, 0), count)
+
     @property
     def anybody_ready(self) -> bool:
         p0, p1, p2 = self.ready
@@ -157,7 +159,7 @@ class Scheduler:
                     continue
                 verdict = upstream.admits(head, holdback, limited, now, lifted=promoted)
                 if verdict is Admits.YES:
-                    if best is None or upstream.in_flight_tokens < best.in_flight_tokens:
+                    if best is None or upstream.burden < best.burden:
                         best = upstream
                 elif verdict is Admits.NO_ROOM:
                     no_room.append(upstream)

@@ -68,16 +68,18 @@ class SloMonitor:
         self._limits = window
         self._windows = {p: self._windows.get(p) or _Window() for p in self._targets}
 
-    def record(self, event: RequestEnded) -> None:
+    def record(self, event: RequestEnded) -> Sample | None:
+        """The sample that it makes, None for one that does not count."""
         targets = self._targets.get(event.priority)
         if targets is None or event.outcome in CALLERS_OWN or event.by_tenant_limit:
-            return
+            return None
         sample = _judge(event, targets)
         if sample is not None:
             window = self._windows[event.priority]
             window.add(sample)
             while len(window.samples) > self._limits.window_requests:
                 window.drop_oldest()
+        return sample
 
     def attainment(self, priority: Priority, slo: str, view: str, of: str, now: int) -> float | None:
         """Share of kept promises in the window, None where there is no sample."""

@@ -37,6 +37,9 @@ _CLASSES = tuple(range(len(PRIORITIES)))  # plain integers index faster than mem
 _INFLOW_SPAN_NS = NANOSECONDS_PER_SECOND
 _INFLOW_GRAIN_NS = NANOSECONDS_PER_SECOND // 20
 
+Levels = Sequence[Sequence[int]]
+"""Of each class the level, and of each the own level, in units."""
+
 
 @dataclass(frozen=True, slots=True)
 class BucketRules:
@@ -90,6 +93,25 @@ class TokenBuckets:
         self.advance(now)
         self._rules = rules
         self.set_rates(rates, now)
+
+    def empty(self) -> None:
+        self.levels = [0] * len(PRIORITIES)
+        self.own_levels = [0] * len(PRIORITIES)
+
+    def take_out(self, part: int, whole: int) -> Levels:
+        """`part` / `whole` of the levels, debts too, to be `put_in` elsewhere. No unit is lost or made."""
+        taken = tuple(
+            tuple(level * part // whole for level in levels) for levels in (self.levels, self.own_levels)
+        )
+        self.put_in([[-units for units in levels] for levels in taken])
+        return taken
+
+    def put_in(self, taken: Levels) -> None:
+        """To be given rates next: until then the buckets may hold more than their bursts."""
+        levels, own_levels = taken
+        for i in _CLASSES:
+            self.levels[i] += levels[i]
+            self.own_levels[i] += own_levels[i]
 
     def _install(self, rates: Sequence[int]) -> None:
         rules = self._rules

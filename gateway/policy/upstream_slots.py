@@ -9,7 +9,9 @@ from enum import Enum
 from math import ceil
 
 from gateway.policy.clock import NANOSECONDS_PER_SECOND, NEVER
+from gateway.policy.engine_limit import EngineLimit
 from gateway.policy.engine_load import EngineLoad, LoadGate
+from gateway.policy.outcome import Outcome
 from gateway.policy.parameters import SchedulingParameters, UpstreamParameters
 from gateway.policy.prefill_model import PrefillModel
 from gateway.policy.request import Priority, Ticket
@@ -44,6 +46,7 @@ class UpstreamSlots:
         self.max_in_flight_tokens = parameters.max_in_flight_tokens
         self.in_flight = [0, 0, 0]  # per class
         self.in_flight_total = 0
+        self.leases: dict[int, Ticket] = {}  # by seq, in the order of dispatch
         self.in_flight_tokens = 0
         self.prefills = 0  # requests without a first token
         self.pending_prefill_tokens = 0
@@ -53,6 +56,7 @@ class UpstreamSlots:
         self.prefill = PrefillModel(parameters.tokens_per_second)
         self.load = LoadGate(parameters)
         self.paused_until = 0
+        self.engine_limit = EngineLimit()
         self._kv_tokens: int | None = None
 
     # ------------------------------------------------------------------ may it go?
@@ -71,7 +75,7 @@ class UpstreamSlots:
             return Admits.ENGINE_BUSY
         if below_p0 and ticket.is_long and not self._lane_free(limited, now):
             return Admits.LANE_TAKEN
-        if not self._has_room(ticket, 1.0 if lifted else holdback):
+        if not self._has_room(ticket, 1.0 if lifted else holdback, now):
             return Admits.NO_ROOM
         if below_p0 and not lifted and not self._has_prefill_room(ticket):
             return Admits.NO_PREFILL_ROOM
@@ -83,6 +87,12 @@ class UpstreamSlots:
         return self.healthy or (self.on_trial and self._trial_seq is None)
 
     @property
+    def burden(self) -> tuple[int, bool]:
+        """The least goes first. Of two that are equal the one on trial does, or where little is asked it
+        would never get the request that brings it back."""
+        return self.in_flight_tokens, self.healthy
+
+    @property
     def full(self) -> bool:
         """Nobody at all can be sent here: a quick look before the closer one of `admits`."""
         return not self.usable or (
@@ -92,7 +102,7 @@ class UpstreamSlots:
     def next_change(self, now: int) -> int:
         """When time alone may let somebody in: the long prompts' next turn, the end of a pause, a page
         growing stale. NEVER if it will not."""
-        times = (self.next_long_at, self.paused_until, self.load.stale_at)
+        times = (self.next_long_at, self.paused_until, self.load.stale_at, self.engine_limit.expires_at)
         return min((at for at in times if at > now), default=NEVER)
 
     def _lane_free(self, limited: bool, now: int) -> bool:
@@ -100,8 +110,8 @@ class UpstreamSlots:
             return False
         return not limited or now >= self.next_long_at
 
-    def _has_room(self, ticket: Ticket, holdback: float) -> bool:
-        limit = self.max_in_flight
+    def _has_room(self, ticket: Ticket, holdback: float, now: int) -> bool:
+        limit = self._places(ticket, now)
         if limit is not None and self.in_flight_total >= _part(holdback, limit):
             return False
         limit = self.max_in_flight_tokens
@@ -112,6 +122,14 @@ class UpstreamSlots:
         return (
             self.in_flight_tokens + ticket.total_tokens <= _part(holdback, limit) or self.in_flight_total == 0
         )
+
+    def _places(self, ticket: Ticket, now: int) -> int | None:
+        """The smaller of the configured limit and the engine's own."""
+        configured = self.max_in_flight
+        learned = self.engine_limit.at(now, sent_back_before=ticket.requeued)
+        if configured is None or learned is None:
+            return learned if configured is None else configured
+        return min(configured, learned)
 
     def _has_prefill_room(self, ticket: Ticket) -> bool:
         pending = self.pending_prefill_tokens
@@ -126,6 +144,8 @@ class UpstreamSlots:
         ticket.dispatched_at = now
         self.in_flight[ticket.priority] += 1
         self.in_flight_total += 1
+        self.leases[ticket.seq] = ticket
+        self.engine_limit.sent(self.in_flight_total)
         self.in_flight_tokens += ticket.total_tokens
         alone = self.pending_prefill_tokens <= ticket.input_tokens
         ticket.prefilling = True
@@ -156,12 +176,20 @@ class UpstreamSlots:
         self.paused_until = 0
         self.in_flight[ticket.priority] -= 1
         self.in_flight_total -= 1
+        del self.leases[ticket.seq]
+        if ticket.outcome is Outcome.COMPLETED:
+            self.engine_limit.completed()
         self.in_flight_tokens -= ticket.total_tokens
 
-    def sent_back(self, ticket: Ticket, now: int) -> None:
-        """The engine ran nothing of it, for want of room or because it was not reached: the lease ends, the
-        long prompts' turn that it took comes back, and nothing more is sent there for a moment."""
+    def sent_back(self, ticket: Ticket, now: int, *, full: bool) -> None:
+        """The engine ran nothing of it, because it was `full` or not reached: the lease ends, the long
+        prompts' turn that it took comes back, and nothing more is sent there for a moment."""
+        sent_before = list(self.leases).index(ticket.seq)
         self.release(ticket)
+        if full and self.in_flight_total:
+            self.engine_limit.sent_back(sent_before, now)
+        elif full:
+            self.engine_limit.forget()  # it takes not even one: that has another cause
         self.paused_until = now + QUEUE_FULL_PAUSE_NS
         if self._last_long is not None and self._last_long[0] == ticket.seq:
             self.next_long_at = self._last_long[1]
@@ -171,6 +199,7 @@ class UpstreamSlots:
     def set_health(self, healthy: bool) -> None:
         self.healthy = healthy
         self.on_trial = False
+        self.engine_limit.forget()
 
     def begin_trial(self) -> None:
         """The next request is a trial, and the only one until it has ended or the health is set."""

@@ -44,6 +44,12 @@ class Permit:
         name: str = self.ticket.upstream.name
         return name
 
+    @property
+    def engine(self) -> tuple[str, str]:
+        """Name and address of the upstream."""
+        parameters = self.ticket.upstream.parameters
+        return parameters.name, parameters.address
+
     def first_token(self) -> None:
         self._gate.first_token(self.ticket)
 
@@ -137,7 +143,7 @@ class AdmissionGate:
         self._settle()
 
     def reconfigure(self, parameters: PolicyParameters) -> None:
-        """Raises ValueError for other upstreams than before."""
+        """See `Admission.reconfigure`."""
         self.admission.reconfigure(parameters)
         self._settle()
 

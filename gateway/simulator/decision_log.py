@@ -242,6 +242,9 @@ def _rates(line: Line) -> RatesChanged:
         old_rates=tuple(line["old_rates_millitokens_per_second"]),
         new_rates=tuple(line["new_rates_millitokens_per_second"]),
         inputs=line["inputs"],
+        upstreams=tuple(line["upstreams"]),
+        order=line["order"],
+        applied=line["applied"],
     )
 
 

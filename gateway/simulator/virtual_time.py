@@ -27,16 +27,18 @@ class VirtualTime:
     def at(self, time: int, action: Callable[[], None], last: bool = False) -> None:
         """Book an action; a time already passed means now."""
         self._seq += 1
-        heappush(self._events, (max(time, self.now), last, self._seq, action))
+        now = self.clock.now()
+        heappush(self._events, (time if time > now else now, last, self._seq, action))
 
     def after(self, nanoseconds: int, action: Callable[[], None]) -> None:
         self.at(self.now + nanoseconds, action)
 
     def run(self, until: int = NEVER) -> None:
         """Run all events up to and including `until`; the clock then stands there (or at the last event)."""
-        while self._events and self._events[0][0] <= until:
-            time, _, _, action = heappop(self._events)
-            self.clock.advance_to(time)
+        events, advance_to = self._events, self.clock.advance_to
+        while events and events[0][0] <= until:
+            time, _, _, action = heappop(events)
+            advance_to(time)
             action()
         if until < NEVER:
             self.clock.advance_to(until)
@@ -45,7 +47,8 @@ class VirtualTime:
 class VirtualGate:
     """Drives an Admission on virtual time: wakes it at its deadlines and hands out its decisions.
 
-    `decided` is called with each ticket that was dispatched or refused.
+    `decided` is called with each ticket that was dispatched or refused. When to wake the policy is asked once
+    an instant, after all that happens in it: the answer costs more than most of what changes it.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class VirtualGate:
         self._time = time
         self._decided = decided
         self._armed_for = NEVER
+        self._about_to_ask = False
 
     def settle(self) -> None:
         """Hand out what was decided and see to the next wake-up. Call after every call of the façade."""
@@ -62,6 +66,12 @@ class VirtualGate:
             for ticket in decisions:
                 if self._decided is not None:
                     self._decided(ticket)
+        if not self._about_to_ask:
+            self._about_to_ask = True
+            self._time.at(self._time.now, self._ask, last=True)
+
+    def _ask(self) -> None:
+        self._about_to_ask = False
         deadline = self.admission.next_deadline()
         if deadline < self._armed_for:
             self._armed_for = deadline

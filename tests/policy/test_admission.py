@@ -4,10 +4,11 @@ from collections.abc import Callable
 
 import pytest
 
-from gateway.policy.admission import NOTHING_DELIVERED, Admission, Delivered, connected
+from gateway.policy.admission import NOTHING_DELIVERED, Admission, Delivered
 from gateway.policy.clock import NEVER, ManualClock, to_nanoseconds
 from gateway.policy.events import RequestEnded
 from gateway.policy.outcome import Outcome
+from gateway.policy.regrouping import connected
 from gateway.policy.request import Priority, Stage, Usage
 from tests.support.drivers import VirtualDriver
 from tests.support.policy_settings import P0, P1, P2, ask, nanoseconds, policy, upstream

@@ -300,3 +300,58 @@ def test_tenants_that_wait_are_never_forgotten() -> None:
     for _ in range(5000):
         line.pop()
     assert len(line.queue) == 0
+
+
+# ---------------------------------------------------------------------- other places
+
+
+def served(counters: ServiceCounters, **costs: int) -> ServiceCounters:
+    for tenant, cost in costs.items():
+        counters.correct(tenant, cost)
+    return counters
+
+
+def test_counters_that_follow_others_know_who_was_served_there() -> None:
+    """New ones as if they were the others."""
+    line = Line()
+    line.queue.counters.credit = 10**9
+    served(line.queue.counters, u=100, v=3, w=50)
+    for tenant in "uvw":
+        line.push(tenant)
+    other = Line()
+    other.queue.counters.follow(line.queue.counters)
+    other.queue.counters.credit = 10**9
+    for tenant in "uuvw":
+        other.push(tenant)
+    assert other.tenants(4) == "vwuu"
+
+
+def test_what_counts_is_how_far_one_is_ahead_of_the_least_served() -> None:
+    """Where much was served and where little: the larger lead holds, and a tenant that waits is put in its
+    new place."""
+    line, other = Line(), Line()
+    served(line.queue.counters, u=1000, v=1005, w=1050)
+    served(other.queue.counters, u=10, v=40, x=20)
+    for tenant in "uvw":
+        line.push(tenant)
+    for tenant in "uvx":
+        other.push(tenant)
+    counters = line.queue.counters
+    counters.follow(other.queue.counters)
+    assert [counters.of(tenant) for tenant in "uvwx"] == [1000, 1030, 1050, 1010]
+    counters.credit = 10**9
+    line.push("x")
+    assert line.tenants(4) == "uxvw"
+
+
+def test_following_what_followed_changes_nothing() -> None:
+    """To and fro."""
+    line, other = Line(), Line()
+    served(line.queue.counters, u=1000, v=1005)
+    for tenant in "uv":
+        line.push(tenant)
+    before = dict(line.queue.counters._service)
+    for _ in range(3):
+        other.queue.counters.follow(line.queue.counters)
+        line.queue.counters.follow(other.queue.counters)
+    assert line.queue.counters._service == before

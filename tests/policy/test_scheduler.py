@@ -8,8 +8,9 @@ import pytest
 
 from gateway.policy.parameters import SchedulingParameters
 from gateway.policy.request import PRIORITIES, Priority, Ticket
-from gateway.policy.scheduler import Route, Scheduler
+from gateway.policy.scheduler import Scheduler
 from gateway.policy.upstream_slots import UpstreamSlots
+from gateway.policy.waiting_room import Route
 from tests.support.policy_settings import P0, P1, P2, ask, class_parameters, upstream
 
 UNLIMITED = [False, False, False]
@@ -319,3 +320,59 @@ def test_tenants_take_turns_across_routes() -> None:
         tenants += bench.in_flight[-1].tenant
         bench.end()
     assert tenants == "abababab"
+
+
+# ---------------------------------------------------------------------- other routes
+
+
+def test_who_is_given_another_route_keeps_its_turn() -> None:
+    """And its tenant, which never stops to wait, its counter: the least served stays the least served though
+    there is no credit."""
+    bench = Bench(upstream("a"), upstream("b"))
+    ready = bench.scheduler.ready[P1]
+    ready.counters.correct("u", 100)
+    for tenant in "vu":
+        bench.arrive(P1, tenant=tenant)
+    ready.counters.correct("v", -50)
+    tickets = [bench.arrive(P1, tenant=tenant) for tenant in "uvu"]
+    before = dict(ready.counters._service), [head.seq for head in ready.heads()]
+    for number in range(1000):
+        route = Route(bench.slots[:1] if number % 2 else bench.slots, False)
+        waiting = sorted((t for line in ready._lines.values() for t in line), key=lambda t: t.seq)
+        for ticket in waiting:
+            ready.move(ticket, route)
+        ready.keep([route, Route([], False)])
+        assert (dict(ready.counters._service), [head.seq for head in ready.heads()]) == before
+        assert [t.seq for t in waiting] == [1, 2, 3, 4, 5]
+    assert all(t.route is route for t in tickets)
+    assert ready.length == 5
+    assert list(ready._lines) == [route]
+    assert len(ready.counters._queues) == 1
+    assert ready.counters._waiting == {"u": 1, "v": 1}
+    order = []
+    while bench.scheduler.anybody_ready:
+        assert bench.go() == [(P1, False)]
+        order.append(bench.in_flight[-1].seq)
+        bench.end()
+    assert order == [1, 4, 2, 3, 5]
+
+
+def test_one_that_waits_again_is_moved_before_those_that_came_later() -> None:
+    """Whoever is moved first."""
+    bench = Bench()
+    first, second = bench.arrive(P1), bench.arrive(P1)
+    first.requeued_at = 1
+    route = Route(bench.slots, False)
+    for ticket in (second, first):
+        bench.scheduler.ready[P1].move(ticket, route)
+    assert bench.scheduler.ready[P1].heads() == [first]
+
+
+def test_who_was_passed_over_elsewhere_was_passed_over() -> None:
+    """The larger count holds."""
+    one, other = Bench().scheduler, Bench().scheduler
+    one.skipped = {P1: 1, P2: 7}
+    other.skipped = {P1: 2, P2: 3}
+    one.carry_on(other)
+    assert one.skipped == {P1: 2, P2: 7}
+    assert other.skipped == {P1: 2, P2: 3}

@@ -603,3 +603,45 @@ def test_time_until_is_the_first_instant_that_affords(
         earlier = brought_here()
         earlier.advance(when - 1)
         assert not pays(earlier, when - 1)
+
+
+# ---------------------------------------------------------------------- levels that move
+
+
+units = st.integers(-(10**17), 10**17)
+
+
+@given(
+    st.lists(st.tuples(units, units), min_size=3, max_size=3),
+    st.lists(st.integers(1, 10**9), min_size=1, max_size=5),
+)
+def test_levels_that_are_shared_out_are_neither_lost_nor_made(
+    levels_and_less: list[tuple[int, int]], weights: list[int]
+) -> None:
+    """Debts too; each gets its part to one unit, and no own level is above its level."""
+    donor, heirs = buckets(), [buckets() for _ in weights]
+    donor.levels = [level for level, _ in levels_and_less]
+    donor.own_levels = [level - abs(less) for level, less in levels_and_less]
+    before = list(donor.levels), list(donor.own_levels)
+    whole = rest = sum(weights)
+    for heir, weight in zip(heirs, weights, strict=True):
+        heir.empty()
+        heir.put_in(donor.take_out(weight, rest))
+        rest -= weight
+    assert donor.levels == donor.own_levels == [0, 0, 0]
+    for i in Priority:
+        assert sum(heir.levels[i] for heir in heirs) == before[0][i]
+        assert sum(heir.own_levels[i] for heir in heirs) == before[1][i]
+        for heir, weight in zip(heirs, weights, strict=True):
+            assert heir.own_levels[i] <= heir.levels[i]
+            assert abs(heir.levels[i] - Fraction(before[0][i] * weight, whole)) <= len(weights)
+
+
+def test_levels_that_are_put_in_are_cut_to_the_bursts_with_the_next_rates() -> None:
+    """And not before: the rates may grow by what brought the levels."""
+    b = buckets(1000)
+    b.put_in(buckets(1000).take_out(1, 2))
+    assert levels(b) == [450, 262.5, 37.5]
+    b.set_rates(split_rates(1_200_000, SHARES), 0)
+    assert levels(b) == [360, 210, 30]
+    assert own_levels(b) == [360, 210, 30]

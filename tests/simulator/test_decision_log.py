@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -89,7 +90,7 @@ def assert_replays(run: LoggedRun) -> None:
 # ── replay ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize(("seed", "grain_ns"), [(0, 1), (1, 1), (2, 50_000_000), (3, 50_000_000)])
+@pytest.mark.parametrize(("seed", "grain_ns"), [(4, 1), (1, 1), (2, 50_000_000), (3, 50_000_000)])
 def test_a_replay_decides_the_same(seed: int, grain_ns: int, tmp_path: Path) -> None:
     """Who goes when and where, who is told no, what each is charged: all of it, to the nanosecond, and also
     where much happens at one instant."""
@@ -138,17 +139,35 @@ def test_other_settings_are_taken_where_they_were(tmp_path: Path) -> None:
     """A log that a reload went into is replayed with both."""
     traffic = busy_minute(9)
     wider = replace(EVERYTHING, key_max_in_flight={}, tenants={"u": TenantParameters(5_000, 60)})
-
-    def reload() -> None:
-        traffic.admission.reconfigure(wider)
-        traffic.gate.settle()
-        traffic.configuration.take(wider)
-        traffic.lines.append(traffic.configuration.line())
-
-    traffic.at(30 * 10**9 + 1, reload)
+    traffic.at(30 * 10**9 + 1, partial(traffic.reload, wider))
     traffic.run(100)
     run = written(traffic.lines, tmp_path)
     assert [e for e in run.events if isinstance(e, Reconfigured)] == [Reconfigured(wider, 30 * 10**9 + 1)]
+    assert_replays(run)
+
+
+def test_other_upstreams_are_taken_where_they_were(tmp_path: Path) -> None:
+    """Those who waited for one that has left are refused again, or go to the same place at the same time."""
+    traffic = busy_minute(5)
+    a, b, other = EVERYTHING.upstreams
+    moved = replace(a, address="elsewhere", models=("m", "x"))
+    reloads = {
+        10: (a, b, replace(other, name="new", max_in_flight=1), other),
+        20: (a, b),
+        30: (moved, replace(b, models=("x",))),
+        40: (replace(other, models=("*",)), b),
+        50: (a, b, other),
+    }
+    for second, upstreams in reloads.items():
+        traffic.at(second * 10**9 + 1, partial(traffic.reload, replace(EVERYTHING, upstreams=upstreams)))
+    traffic.run(100)
+    assert_quiet(traffic)
+    run = written(traffic.lines, tmp_path)
+    assert [e.at for e in run.events if isinstance(e, Reconfigured)] == [s * 10**9 + 1 for s in reloads]
+    assert any(
+        r.outcome is Outcome.REJECTED_NO_UPSTREAM and r.ended_at == 20 * 10**9 + 1 for r in run.requests
+    )
+    assert {r.upstream for r in run.requests} >= {"a", "b", "other", "new"}
     assert_replays(run)
 
 

@@ -1,15 +1,16 @@
 """A decision log played into a fresh policy on virtual time, which should decide the same again.
 
 What came from outside is told anew at the logged instants: arrivals, first tokens, ends with their usage,
-clients that left, engines that went, came back, told their load or sent a request back. What the policy
-decided by itself – refusals, time-outs, who goes where and when, what is charged – is left to it.
+clients that left, engines that went, came back, told their load or sent a request back, and what a control
+law made of gaps and waits that no log has. What the policy decided by itself – refusals, time-outs, who goes
+where and when, what is charged – is left to it.
 """
 
 from collections.abc import Callable, Iterator
 from functools import partial
 
 from gateway.policy.admission import Admission, Delivered
-from gateway.policy.events import Observer, Order, RequestEnded
+from gateway.policy.events import Observer, Order, RatesChanged, RequestEnded
 from gateway.policy.outcome import Outcome
 from gateway.policy.request import Ticket
 from gateway.simulator.decision_log import (
@@ -63,6 +64,7 @@ class _Replay:
         self._endings = _Endings()
         self._time = VirtualTime(run.began_at)
         self._admission = Admission(run.parameters, self._time.clock, self._endings)
+        self._admission.follow_rates()
         self._gate = VirtualGate(self._admission, self._time)
         self._tickets: dict[int, Ticket] = {}
 
@@ -84,6 +86,8 @@ class _Replay:
             match event:
                 case RequestEnded() if event.order is not None:
                     yield from self._of_request(event, event.order)
+                case RatesChanged() if event.applied:
+                    yield event.at, event.order, partial(self._admission.rates_told, event)
                 case HealthChanged(name, healthy, at):
                     yield at, FIRST, partial(self._admission.set_upstream_health, name, healthy)
                 case TrialAllowed(name, at):

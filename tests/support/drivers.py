@@ -326,7 +326,7 @@ def assert_quiet(driver: Driver) -> None:
     for pool in driver.admission.pools:
         assert [pool.depth(p) for p in PRIORITIES] == [0, 0, 0]
         assert pool.queued_bytes == [0, 0, 0]
-        assert pool.waiting() == []
+        assert pool.room.tickets() == []
         assert [line.total_cost for line in pool.throttled] == [0, 0, 0]
         for slots in pool.slots:
             assert slots.in_flight == [0, 0, 0]

@@ -32,6 +32,8 @@ from tests.support.processes import children, is_running
 
 READY_SECONDS_MAX = 30.0
 END_SECONDS_MAX = 20.0
+TRACES = ("Traceback", '"event":"internal error"', "but it is pending", "never retrieved", "never awaited")
+"""What a gateway that was ended in good order has not printed."""
 Settings = Mapping[str, Any]
 
 
@@ -43,6 +45,17 @@ def laid_over(base: Settings, given: Settings) -> dict[str, Any]:
         both = isinstance(inner, Mapping) and isinstance(value, Mapping)
         merged[key] = laid_over(inner, value) if both else value  # type: ignore[arg-type]
     return merged
+
+
+def write_configuration(folder: Path, settings: Settings, keys: list[dict[str, Any]] | None) -> Path:
+    """Both ports are free ones unless the settings say otherwise."""
+    own: dict[str, Any] = {"server": {"port": 0, "operations_port": 0}}
+    if keys is not None:
+        (folder / "keys.yaml").write_text(yaml.safe_dump(keys), encoding="utf-8")
+        own["keys_file"] = "keys.yaml"
+    config = folder / "gateway.yaml"
+    config.write_text(yaml.safe_dump(laid_over(own, settings)), encoding="utf-8")
+    return config
 
 
 class MetricsPage:
@@ -112,12 +125,7 @@ class GatewayProcess:
         ready: bool = True,
     ) -> Self:
         """Answers when the ports are open, and unless told otherwise `/readyz` says 200."""
-        own: dict[str, Any] = {"server": {"port": 0, "operations_port": 0}}
-        if keys is not None:
-            (folder / "keys.yaml").write_text(yaml.safe_dump(keys), encoding="utf-8")
-            own["keys_file"] = "keys.yaml"
-        config = folder / "gateway.yaml"
-        config.write_text(yaml.safe_dump(laid_over(own, settings)), encoding="utf-8")
+        config = write_configuration(folder, settings, keys)
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "gateway", "serve", "--config", str(config)),
             stdout=PIPE,
@@ -201,6 +209,27 @@ class GatewayProcess:
         classes = (await self.state())["classes"].values()
         return sum(each["throttled"] + each["ready"] for each in classes)
 
+    # ------------------------------------------------------------------ another configuration
+
+    def write(self, settings: Settings, keys: list[dict[str, Any]] | None = None) -> None:
+        """Put another configuration where its own is, for the next reload."""
+        write_configuration(self.folder, settings, keys)
+
+    def hang_up(self) -> None:
+        """SIGHUP: read the configuration again."""
+        self._process.send_signal(signal.SIGHUP)
+
+    async def ask_to_reload(self) -> httpx.Response:
+        return await self._client.post(self.operations + "/admin/reload")
+
+    async def reload(self, settings: Settings, keys: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+        """Take this configuration; what the gateway says has changed."""
+        self.write(settings, keys)
+        response = await self.ask_to_reload()
+        assert response.status_code == 200, response.text
+        answer: dict[str, Any] = response.json()
+        return answer
+
     # ------------------------------------------------------------------ its log
 
     @property
@@ -278,8 +307,7 @@ class GatewayProcess:
             self.signal(signal.SIGTERM)
         assert await self.exit_status() == 0, self.lines[-20:]
         assert not any(map(is_running, started))
-        broken = [line for line in self.lines if "Traceback" in line or '"event":"internal error"' in line]
-        assert broken == []
+        assert [line for line in self.lines if any(trace in line for trace in TRACES)] == []
 
 
 @asynccontextmanager

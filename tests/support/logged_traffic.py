@@ -47,8 +47,15 @@ class LoggedTraffic(VirtualDriver):
             for _ in range(round(seconds)):
                 self.at(self._within(span) + 1, lambda name=name: self._tell_load(name))  # type: ignore[misc]
             down = self._within(span) + 2
-            self.at(down, lambda name=name: self.health(name, False))  # type: ignore[misc]
-            self.at(down + self._up_to(4.0), lambda name=name: self.health(name, True))  # type: ignore[misc]
+            self.at(down, lambda name=name: self._is(name, False))  # type: ignore[misc]
+            self.at(down + self._up_to(4.0), lambda name=name: self._is(name, True))  # type: ignore[misc]
+
+    def reload(self, parameters: PolicyParameters) -> None:
+        """Other settings from now on, in the log too. What came for a model that nobody serves any longer
+        does not come as far as the policy, and an engine that was left out tells nothing more."""
+        self.reconfigure(parameters)
+        self.configuration.take(parameters, self.clock.now())
+        self.lines.append(self.configuration.line())
 
     def decided(self, ticket: Ticket) -> None:
         super().decided(ticket)
@@ -80,7 +87,10 @@ class LoggedTraffic(VirtualDriver):
         if chance.random() < 0.2:
             given["sequences"], given["prompts"] = chance.choice([(2, 1), (2, 2), (6, 3)])
         tokens = chance.choice([1, 1, 5, 5, 20, 60, 121, 200, 450])
-        ticket = self._submit(ask(name, chance.choice(PRIORITIES), tokens, **given))
+        request = ask(name, chance.choice(PRIORITIES), tokens, **given)
+        if not self.admission.serves(request.model):
+            return
+        ticket = self._submit(request)
         self.tickets[name] = ticket
         if chance.random() < 0.15:
             self._after(self._up_to(2.0), lambda: self.admission.cancel(ticket))
@@ -116,8 +126,15 @@ class LoggedTraffic(VirtualDriver):
     def _tell_load(self, name: str) -> None:
         chance = self._random
         load = EngineLoad(3, chance.choice([0, 0, 0, 6, 20]), chance.choice([0.1, 0.5, 0.93, None]), 5000)
-        self.admission.engine_load_told(name, load)
-        self.gate.settle()
+        if self._configured(name):
+            self.engine_load(name, load)
+
+    def _is(self, name: str, healthy: bool) -> None:
+        if self._configured(name):
+            self.health(name, healthy)
+
+    def _configured(self, name: str) -> bool:
+        return any(upstream.name == name for upstream in self.admission.parameters.upstreams)
 
     def _after(self, delay: int, act: Callable[[], object]) -> None:
         def acted() -> None:

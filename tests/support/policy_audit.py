@@ -6,7 +6,7 @@ request must end once, with one record.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import ceil
 from typing import Any
 
@@ -25,6 +25,7 @@ SECOND = 1_000_000_000
 ACTIVE_NS = 5 * SECOND
 PAUSE_NS = SECOND // 4
 WAITING = (Stage.THROTTLED, Stage.READY)
+INSIDE = (*WAITING, Stage.DISPATCHED)
 P0 = Priority.P0
 
 NEVER_AT_AN_ENGINE = frozenset(
@@ -48,13 +49,18 @@ class Audit:
         self.driver = driver
         self.admission = driver.admission
         self.pools = [PoolAudit(self, pool) for pool in self.admission.pools]
+        self.gone: list[PoolAudit] = []  # of other upstreams, with requests that are still at those
         self.tenants = TenantTwin(self.admission._tenants, self.admission.parameters)
         self.offered: set[str] = set()
         self.records: dict[str, RequestEnded] = {}  # of those that ended since the last look
-        self.paused: dict[str, int] = {}
+        self.ended_charged = 0
+        self.net_of_others = 0  # of pools that are forgotten
+        self.paused: dict[UpstreamSlots, int] = {}
         self.met: Counter[str] = Counter()
         driver.endings.ended = self._ended  # type: ignore[method-assign]
-        driver.endings.queue_full = self._queue_full  # type: ignore[method-assign]
+        self.regrouping = False
+        self._regroup = self.admission._regroup
+        self.admission._regroup = self._regrouped  # type: ignore[method-assign]
 
     @property
     def now(self) -> int:
@@ -75,11 +81,11 @@ class Audit:
         assert name not in self.records
         assert name not in self.driver.tickets
 
-    def releases(self, upstream: str) -> None:
+    def releases(self, upstream: UpstreamSlots) -> None:
         self.paused.pop(upstream, None)
 
-    def _queue_full(self, upstream: str, at: int) -> None:
-        self.paused[upstream] = at + PAUSE_NS
+    def sends_back(self, upstream: UpstreamSlots) -> None:
+        self.paused[upstream] = self.now + PAUSE_NS
 
     def _ended(self, event: RequestEnded) -> None:
         assert event.request_id in self.offered, f"{event.request_id} ended twice"
@@ -89,30 +95,71 @@ class Audit:
         self.met["would be " + event.would_be.value if event.would_be else "enforced"] += 1
         self.met["by the tenant's limit"] += event.by_tenant_limit
         self.met["sent back"] += event.requeued
-        self.pool_of(event.model).ended(event)
+        self.ended_charged += event.charged
+        for pool in (*self.pools, *self.gone):
+            pool.ended(event)
         assert event.ended_at == self.now
         if event.outcome in NEVER_AT_AN_ENGINE:
             assert (event.charged, event.upstream, event.usage) == (0, None, None)
 
-    def pool_of(self, model: str) -> "PoolAudit":
-        return next(p for p in self.pools if any(model in s.parameters.models for s in p.pool.slots))
+    # ------------------------------------------------------------------ other upstreams
+
+    def _regrouped(self, parameters: PolicyParameters, now: int) -> None:
+        """Levels and requests are with other pools now: none of them lost, none made."""
+        old = [*self.pools, *self.gone]
+        served = {pool: _models(pool.pool.slots) for pool in self.pools}
+        engines = {slots for pool in self.pools for slots in pool.pool.slots}
+        self.regrouping = True
+        self._regroup(parameters, now)
+        self.regrouping = False
+        ours = {pool.pool: pool for pool in old}
+        self.pools = [ours.get(pool) or PoolAudit(self, pool) for pool in self.admission.pools]
+        self.gone = [pool for pool in old if pool not in self.pools]
+        fresh = [pool for pool in self.pools if engines.isdisjoint(pool.pool.slots)]
+        assert not ours.keys() & {pool.pool for pool in fresh}
+        assert all(pool.pool.buckets.levels == pool.pool.buckets.bursts for pool in fresh)
+        before = [pool.books.levels for pool in old]
+        after = [pool.pool.buckets.levels for pool in {*old, *self.pools}.difference(fresh)]
+        assert [sum(levels) for levels in zip(*after, strict=True)] == [
+            sum(levels) for levels in zip(*before, strict=True)
+        ]
+        for pool in self.pools:
+            models = _models(pool.pool.slots)
+            for former, those in served.items():
+                if former is not pool and ("*" in those | models or those & models):
+                    pool.carry_on(former)
+        for pool in {*old, *self.pools}:
+            pool.count_again(now)
+        self.net_of_others += sum(pool.books.net for pool in self.gone if not pool.entered)
+        self.gone = [pool for pool in self.gone if pool.entered]
+        self.met["other upstreams"] += 1
+        self.met["upstream left with leases"] += len(self.admission.leaving)
 
     # ------------------------------------------------------------------ after every step
 
     def __call__(self) -> None:
         assert not self.admission.take_decisions()
         self._look_at_the_ended()
-        for pool in self.pools:
+        for pool in (*self.pools, *self.gone):
             pool.look()
+        inside = self.driver.tickets.values()
+        for slots in self.admission.leaving:
+            assert sum(look_at_places(slots, inside)) > 0
+        assert self.net() == self.ended_charged + sum(t.charged for t in inside)
         self.tenants.look(self.driver.tickets.values(), self.now)
         assert self.driver.tickets.keys() == self.offered
         assert self.admission.next_deadline() > self.now
+
+    def net(self) -> int:
+        """Millitokens charged and not given back."""
+        return self.net_of_others + sum(pool.books.net for pool in (*self.pools, *self.gone))
 
     def nothing_was_forgotten(self) -> None:
         """Time has passed, and the driver was woken when the policy wanted it: but for what is due at this
         very instant nothing is left to decide."""
         gate = self.driver.gate
-        due = gate._armed_for <= self.now + 1  # what is due at once is due in the next nanosecond
+        no_time_passed = gate._about_to_ask  # there was something else at this instant
+        due = no_time_passed or gate._armed_for <= self.now + 1  # at once is in the next nanosecond
         self.admission.advance()
         assert due or not self.admission._decided, f"{self.admission._decided}: could have been before"
         gate.settle()
@@ -140,8 +187,10 @@ class Audit:
         assert not self.offered
         assert not self.driver.tickets
         assert self.admission.next_deadline() == NEVER
+        assert not self.admission.leaving
         for pool in self.pools:
             pool.nothing_is_left()
+        assert self.net() == self.ended_charged
         assert not self.tenants.nothing_is_left()
 
 
@@ -153,21 +202,51 @@ class PoolAudit:
         self.entered: set[str] = set()  # those who were not refused before they came here
         self.last_left = [-ACTIVE_NS] * 3
         self.since = [10**9] * 3  # dispatches of others since the class's own last one
-        self.ended_charged = 0
         self._submit, self._dispatched = pool.submit, pool.scheduler.dispatched
+        self._hand_over = pool.hand_over
         pool.submit, pool.scheduler.dispatched = self._submitted, self._chosen
+        pool.hand_over = self._handed_over
 
     def _submitted(self, ticket: Ticket, now: int) -> None:
         self.inside[ticket.priority] += 1
         self.entered.add(ticket.ask.request_id)
         self._submit(ticket, now)
 
+    def _handed_over(self, ticket: Ticket, heir: Any, *given: Any) -> None:
+        """To be sent again where its model is served by now. When there are other upstreams, all is counted
+        again afterwards."""
+        for pool in self.audit.pools if not self.audit.regrouping else ():
+            if pool.pool is heir:
+                pool.inside[ticket.priority] += 1
+                pool.entered.add(ticket.ask.request_id)
+                self._leaves(ticket.ask.request_id, ticket.priority)
+        self._hand_over(ticket, heir, *given)
+
     def ended(self, event: RequestEnded) -> None:
-        self.ended_charged += event.charged
         if event.request_id in self.entered:
-            self.entered.remove(event.request_id)
-            self.inside[event.priority] -= 1
-            self.last_left[event.priority] = event.ended_at
+            self._leaves(event.request_id, event.priority)
+
+    def _leaves(self, name: str, priority: Priority) -> None:
+        self.entered.remove(name)
+        self.inside[priority] -= 1
+        self.last_left[priority] = self.audit.now
+
+    def carry_on(self, former: "PoolAudit") -> None:
+        """It serves what the other one did."""
+        self.since = [max(n, others) for n, others in zip(self.since, former.since, strict=True)]
+        for p in PRIORITIES:
+            if not former.inside[p]:
+                self.last_left[p] = max(self.last_left[p], former.last_left[p])
+
+    def count_again(self, now: int) -> None:
+        """Requests came from other pools and went to others."""
+        inside = [t for t in self.audit.driver.tickets.values() if t.pool is self.pool and t.stage in INSIDE]
+        self.entered = {t.ask.request_id for t in inside}
+        for p in PRIORITIES:
+            before, self.inside[p] = self.inside[p], sum(t.priority is p for t in inside)
+            if before and not self.inside[p]:
+                self.last_left[p] = now
+        self.books.levels = list(self.pool.buckets.levels)
 
     # ------------------------------------------------------------------ who goes
 
@@ -222,7 +301,7 @@ class PoolAudit:
         scheduling, below = self.audit.parameters.scheduling, ticket.priority is not P0
         limits = upstream.parameters
         part = 1.0 if lifted else self.audit.parameters.classes[ticket.priority].holdback
-        if not upstream.healthy or now < self.audit.paused.get(upstream.name, 0):
+        if not upstream.healthy or now < self.audit.paused.get(upstream, 0):
             return "down"
         if upstream.load.closes(ticket.priority, upstream.prefills, upstream.in_flight_tokens, now):
             return "busy"
@@ -230,7 +309,9 @@ class PoolAudit:
             taken = upstream.long_prefills >= scheduling.long_prompt_lane
             if taken or (limited and now < upstream.next_long_at):
                 return "lane"
-        places, tokens = limits.max_in_flight, upstream.max_in_flight_tokens
+        learned = upstream.engine_limit.at(now, sent_back_before=ticket.requeued)
+        known = [limit for limit in (limits.max_in_flight, learned) if limit is not None]
+        places, tokens = min(known, default=None), upstream.max_in_flight_tokens
         if places is not None and sum(upstream.in_flight) >= part_of(places, part):
             return "room"
         fits = tokens is None or upstream.in_flight_tokens + ticket.total_tokens <= part_of(tokens, part)
@@ -257,24 +338,20 @@ class PoolAudit:
         assert self.next_in_order(self.audit.now) is None, "somebody could go and waits"
 
     def _look_at_places(self, running: list[Ticket]) -> None:
+        if self not in self.audit.pools:
+            assert all(t.upstream in self.audit.admission.leaving for t in running)
+            return
         for ticket in running:
             if ticket.first_token_at is not None or self.audit.now > ticket.assumed_at:
                 assert not ticket.prefilling
             elif ticket.ask.streaming or self.audit.now < ticket.assumed_at:
                 assert ticket.prefilling
         for slots in self.pool.slots:
-            mine = [t for t in running if t.upstream is slots]
-            prefilling = [t for t in mine if t.prefilling]
-            assert slots.in_flight == [sum(t.priority is p for t in mine) for p in PRIORITIES]
-            assert slots.in_flight_total == len(mine)
-            assert slots.in_flight_tokens == sum(t.total_tokens for t in mine)
-            assert slots.prefills == len(prefilling)
-            assert slots.pending_prefill_tokens == sum(t.input_tokens for t in prefilling)
-            assert slots.long_prefills == sum(t.is_long and t.priority is not P0 for t in prefilling)
+            look_at_places(slots, running)
 
     def _look_at_queues(self, waiting: list[Ticket]) -> None:
         pool, now = self.pool, self.audit.now
-        by_route = {id(r): list(r.waiting.values()) for r in pool._routes.values() if r.waiting}
+        by_route = {id(r): list(r.waiting.values()) for r in pool.room.routes if r.waiting}
         assert sum(len(tickets) for tickets in by_route.values()) == len(waiting)
         for ticket in waiting:
             assert ticket.deadline > now or now in (ticket.arrived_at, ticket.requeued_at)
@@ -300,7 +377,6 @@ class PoolAudit:
         for ticket in tickets:
             paid = ticket.stage is not Stage.THROTTLED and not ticket.exempt
             assert ticket.charged == (ticket.cost if paid else 0)
-        assert self.books.net == self.ended_charged + sum(t.charged for t in tickets)
         buckets = self.pool.buckets
         for p in PRIORITIES:
             assert buckets.own_levels[p] <= buckets.levels[p] <= buckets.bursts[p]
@@ -312,9 +388,9 @@ class PoolAudit:
 
     def nothing_is_left(self) -> None:
         pool = self.pool
-        assert pool._expiries == pool._assumed_first_tokens == []
+        assert pool.room._expiries == pool._assumed_first_tokens == []
         assert pool._requests == self.inside == [0, 0, 0]
-        assert not any(route.waiting for route in pool._routes.values())
+        assert not any(route.waiting for route in pool.room.routes)
         for p in PRIORITIES:
             ready = pool.scheduler.ready[p]
             for line in (pool.throttled[p], *ready._lines.values()):
@@ -323,7 +399,24 @@ class PoolAudit:
                 assert line.total_cost == len(line) == 0
                 assert not line.counters._waiting
                 assert len(line.counters) <= 1100
-        assert self.books.net == self.ended_charged
+
+
+def look_at_places(slots: UpstreamSlots, inside: Iterable[Ticket]) -> list[int]:
+    """The upstream's counts are those of the requests there; answers how many of each class."""
+    mine = [t for t in inside if t.upstream is slots and t.stage is Stage.DISPATCHED]
+    prefilling = [t for t in mine if t.prefilling]
+    assert slots.in_flight == [sum(t.priority is p for t in mine) for p in PRIORITIES]
+    assert slots.leases == {t.seq: t for t in mine}
+    assert slots.in_flight_total == len(mine)
+    assert slots.in_flight_tokens == sum(t.total_tokens for t in mine)
+    assert slots.prefills == len(prefilling)
+    assert slots.pending_prefill_tokens == sum(t.input_tokens for t in prefilling)
+    assert slots.long_prefills == sum(t.is_long and t.priority is not P0 for t in prefilling)
+    return slots.in_flight
+
+
+def _models(engines: Iterable[UpstreamSlots]) -> set[str]:
+    return {model for slots in engines for model in slots.parameters.models}
 
 
 def part_of(limit: int, part: float) -> int:

@@ -263,7 +263,7 @@ class Watch:
     def waiting(self) -> None:
         now = self.driver.clock.now()
         for pool in self.driver.admission.pools:
-            waiting = [t for t in pool.waiting() if t.stage in (Stage.THROTTLED, Stage.READY)]
+            waiting = [t for t in pool.room.tickets() if t.stage in (Stage.THROTTLED, Stage.READY)]
             for p in PRIORITIES:
                 mine = [t for t in waiting if t.priority is p]
                 assert pool.depth(p) == len(mine) <= 6

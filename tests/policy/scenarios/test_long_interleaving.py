@@ -8,6 +8,8 @@ import os
 import random
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -21,13 +23,35 @@ from tests.support.policy_audit import Audit
 from tests.support.policy_settings import P1, P2, policy, upstream
 
 STEPS = int(os.environ.get("LONG_INTERLEAVING_STEPS", "20000"))
-UPSTREAMS = {"a": "m", "b": "m", "c": "m", "other": "x"}
+UPSTREAMS = {"a": ("m",), "b": ("m",), "c": ("m",), "other": ("x",)}
 
 NANOSECONDS = [0, 0, 1, 999_983, 2_000_000, 5_000_000, 5_000_000, 10_000_000, 33_333_333]
 LENGTHS = [1, 1, 1, 1, 5, 5, 20, 20, 60, 121, 200, 450]
 
 
-def any_settings(chance: random.Random) -> PolicyParameters:
+def any_upstreams(chance: random.Random) -> dict[str, tuple[str, ...]]:
+    """What each serves: mostly as usual, sometimes one more or less, or with other models."""
+    told = dict(UPSTREAMS)
+    if chance.random() < 0.5:
+        return told
+    for name in chance.sample([*UPSTREAMS, "new"], chance.choice([1, 2, 4])):
+        told[name] = chance.choice([("m",), ("x",), ("y",), ("m", "x"), ("*",)])
+    for name in chance.sample(list(told), chance.choice([0, 1, len(told) - 1])):
+        del told[name]
+    return told
+
+
+def quite_other_upstreams(chance: random.Random) -> dict[str, tuple[str, ...]]:
+    names = chance.sample("abcdef", chance.randint(2, 5))
+    return {name: tuple(chance.sample("mxy", chance.choice([1, 1, 2, 3]))) for name in names} | (
+        {names[0]: ("*",)} if chance.random() < 0.2 else {}
+    )
+
+
+def any_settings(
+    chance: random.Random,
+    upstreams: Callable[[random.Random], dict[str, tuple[str, ...]]] = any_upstreams,
+) -> PolicyParameters:
     """Some legal settings, every limit tight enough to be met."""
     pick = chance.choice
     shares = pick([(0.6, 0.35, 0.05), (0.6, 0.35, 0.05), (0.4, 0.3, 0.3), (0.7, 0.3, 0.0)])
@@ -50,7 +74,8 @@ def any_settings(chance: random.Random) -> PolicyParameters:
         *(
             upstream(
                 name,
-                models=(model,),
+                models=models,
+                address=pick(["", "", "", "", "elsewhere"]),
                 max_in_flight=pick([0, 2, 3, 4, 6, 6, None]),
                 max_in_flight_tokens=pick([None, None, 300, 700]),
                 tokens_per_second=pick([300, 1000, 4000]),
@@ -59,7 +84,7 @@ def any_settings(chance: random.Random) -> PolicyParameters:
                 kv_high=pick([0.5, 0.9]),
                 load_stale_ns=pick([50_000_000, 500_000_000]),
             )
-            for name, model in UPSTREAMS.items()
+            for name, models in upstreams(chance).items()
         ),
         classes=classes,
         capacity={
@@ -104,6 +129,7 @@ class Life:
         self.left = steps
         self.number = 0
         self.ended: list[Ticket] = []
+        self.upstreams = any_upstreams
         self.steps: dict[Callable[[], None], int] = {
             self.submit: 50,
             self.finish: 20,
@@ -163,7 +189,7 @@ class Life:
                 prompts=prompts,
                 sequences=prompts * pick([1, 1, 3]),
             )
-        except RequestTooLong:
+        except (RequestTooLong, KeyError):
             if self.audit is not None:
                 self.audit.withdraw(name)
             return
@@ -190,7 +216,7 @@ class Life:
             [12, 2, 1, 2],
         )[0]
         if self.audit is not None:
-            self.audit.releases(self.driver.tickets[name].upstream.name)
+            self.audit.releases(self.driver.tickets[name].upstream)
         self.ended.append(self.driver.tickets[name])
         self.driver.finish(name, outcome=outcome, delivered=delivered)
 
@@ -205,20 +231,27 @@ class Life:
     def send_back(self) -> None:
         admission, tickets = self.driver.admission, self.driver.tickets
         if names := [name for name in self.running() if admission.may_requeue(tickets[name])]:
-            self.driver.requeue(self.chance.choice(names))
+            ticket = tickets[name := self.chance.choice(names)]
+            if self.audit is not None:
+                self.audit.sends_back(ticket.upstream)
+            not_reached = admission.may_go_elsewhere(ticket) and self.chance.random() < 0.3
+            self.driver.requeue(name, reached=not not_reached)
+
+    def some_upstream(self) -> str:
+        return self.chance.choice(self.driver.admission.parameters.upstreams).name
 
     def health(self) -> None:
-        self.driver.health(self.chance.choice(list(UPSTREAMS)), self.chance.random() < 0.75)
+        self.driver.health(self.some_upstream(), self.chance.random() < 0.75)
 
     def load(self) -> None:
         pick = self.chance.choice
         told = EngineLoad(
             waiting=pick([None, 0, 3, 9]), kv_usage=pick([None, 0.2, 0.6, 1.0]), kv_tokens=pick([None, 900])
         )
-        self.driver.engine_load(pick(list(UPSTREAMS)), told)
+        self.driver.engine_load(self.some_upstream(), told)
 
     def other_settings(self) -> None:
-        self.driver.reconfigure(any_settings(self.chance))
+        self.driver.reconfigure(any_settings(self.chance, self.upstreams))
 
     def twice(self) -> None:
         """What has ended cannot end again, nor leave, nor get a first token."""
@@ -264,6 +297,8 @@ EXPECTED = {
     "would be rejected_queue_full",
     "would be rejected_no_upstream",
     "would be bad_request",
+    "other upstreams",
+    "upstream left with leases",
 }
 
 
@@ -278,6 +313,46 @@ def test_a_long_life() -> None:
         audit.nothing_is_left()
         rare = {what: audit.met[what] for what in EXPECTED if audit.met[what] < STEPS / 2000}
         assert not rare
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_life_of_reloads(seed: int) -> None:
+    """Whatever the upstreams are next and however soon: the same holds."""
+    with closing(VirtualDriver(any_settings(random.Random(seed)))) as driver:
+        audit = Audit(driver)
+        life = Life(driver, seed, 1500, audit)
+        life.upstreams = quite_other_upstreams
+        life.steps[life.other_settings] = 12
+        driver.run(1500 + 3600)
+        audit.nothing_is_left()
+        assert audit.met["other upstreams"] > 100
+        assert audit.met["upstream left with leases"] > 50
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_upstreams_that_only_look_other_change_nothing(seed: int) -> None:
+    """When each serves one more model, for which nobody asks, all is decided as if nothing had been."""
+    logs = []
+    for reloads in (0, 60):
+        driver = VirtualDriver(any_settings(random.Random(seed)))
+        life = Life(driver, seed, 1500, None)
+        life.steps[life.other_settings] = 0
+        when = random.Random(seed)
+        for number in range(reloads):
+            driver.at(when.randrange(9 * 10**9), partial(serve_one_more, driver, number))
+        driver.run(1500)
+        assert len(driver.log) > 300
+        logs.append(driver.log)
+    assert_same_decisions(*logs)
+
+
+def serve_one_more(driver: Driver, number: int) -> None:
+    parameters = driver.admission.parameters
+    upstreams = []
+    for engine in parameters.upstreams:
+        asked_for = tuple(model for model in engine.models if model in "mxy*")
+        upstreams.append(replace(engine, models=(*asked_for, f"{engine.name}{number}")))
+    driver.reconfigure(replace(parameters, upstreams=tuple(upstreams)))
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -293,7 +293,7 @@ def test_observing_remembers_no_more_than_enforcing() -> None:
     for counters in (driver.pool.throttled[P1].counters, driver.pool.scheduler.ready[P1].counters):
         assert len(counters) <= 1100
         assert all(service >= 0 for service in counters._service.values())
-    assert driver.pool._expiries == []
+    assert driver.pool.room._expiries == []
 
 
 def test_one_class_observed_changes_nothing_for_the_others() -> None:

@@ -63,7 +63,9 @@ def is_running(name: str) -> Action:
 
 
 def gone_everywhere(driver: Driver) -> None:
-    assert not driver.pool._expiries or all(e[2].stage is Stage.ENDED for e in driver.pool._expiries)
+    assert not driver.pool.room._expiries or all(
+        e[2].stage is Stage.ENDED for e in driver.pool.room._expiries
+    )
     assert_quiet(driver)
 
 
@@ -442,7 +444,7 @@ def test_ghosts_take_no_places(kind: type[Driver]) -> None:
     assert driver.log[-1][:2] == (nanoseconds(200.75), "live")
     driver.finish("live")
     assert_quiet(driver)
-    assert len(driver.pool._expiries) <= 64
+    assert len(driver.pool.room._expiries) <= 64
     for line in (driver.pool.throttled[P1], *driver.pool.scheduler.ready[P1]._lines.values()):
         assert len(line) == len(line._places) == 0
         assert len(line._order) + len(line._heaviest or ()) <= 100
@@ -465,7 +467,7 @@ def test_thousands_that_leave_a_long_queue_are_forgotten(kind: type[Driver]) -> 
         driver.submit(f"{i}", P1)
     for i in range(3000):
         driver.cancel(f"{i}")
-    assert len(driver.pool._expiries) <= 64
+    assert len(driver.pool.room._expiries) <= 64
     driver.finish("holder")
     assert_quiet(driver)
     driver.close()

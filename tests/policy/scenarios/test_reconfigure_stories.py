@@ -1,12 +1,12 @@
 """Stories of other settings while running: levels, queues, leases and windows stay, and what is decided from
-now on is decided by the new ones."""
+now on is decided by the new ones. Of other upstreams: test_regrouping_stories."""
 
 from typing import Any
 
 import pytest
 
 from gateway.policy.parameters import PolicyParameters
-from gateway.policy.request import Priority, Stage
+from gateway.policy.request import Priority
 from tests.support.drivers import DRIVERS, Driver, VirtualDriver
 from tests.support.policy_settings import P0, P1, P2, nanoseconds, policy, upstream
 from tests.support.stories import (
@@ -381,29 +381,6 @@ STORIES = [
 def test_story(story: Story, kind: type[Driver]) -> None:
     """Each story is decided as told, at the instants told, under both drivers."""
     tell(story, kind)
-
-
-@pytest.mark.parametrize(
-    "others",
-    [
-        [upstream("a", models=("m",))],
-        [upstream("a", models=("m",)), upstream("c", models=("n",))],
-        [upstream("a", models=("m",)), upstream("b", models=("n", "m"))],
-        [upstream("a", models=("m",)), upstream("b", models=("n",)), upstream("c", models=("m",))],
-    ],
-    ids=["one less", "another name", "another model", "one more"],
-)
-def test_other_upstreams_are_an_error(others: list[Any]) -> None:
-    """Which upstreams there are, and what they serve, is fixed; nothing has changed after the error."""
-    driver = VirtualDriver(policy(upstream("a", models=("m",)), upstream("b", models=("n",)), wait=5))
-    driver.submit("r", P0)
-    driver.submit("s", P0)
-    before = driver.admission.parameters
-    with pytest.raises(ValueError, match="cannot be added, removed or renamed"):
-        driver.reconfigure(policy(*others, wait=1))
-    assert driver.admission.parameters is before
-    assert driver.tickets["s"].stage is Stage.READY
-    assert driver.submit("t", P0).deadline == nanoseconds(5)
 
 
 def test_windows_stay() -> None:

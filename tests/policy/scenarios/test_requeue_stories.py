@@ -86,6 +86,23 @@ STORIES = [
         ],
     ),
     Story(
+        "what it has is what it can take: a place that comes free is one place",
+        policy(WIDE),
+        [
+            (0, both(*(submit(n, P1) for n in "abcd")), dict.fromkeys("abcd", "dispatched")),
+            (1, both(requeue("c"), requeue("d")), {}),
+            (1.1, both(submit("e", P1), submit("f", P1), submit("g", P1)), {}),
+            (1.5, nothing, {}),  # long after the pause
+            (2, finish("a"), {"c": "dispatched"}),
+            (3, finish("b"), {"d": "dispatched", "e": "dispatched"}),  # as many have completed: one more
+            (4, requeue("e"), {}),
+            (5, finish("c"), {"e": "dispatched"}),
+            (5.5, submit("h", P1), {}),
+            (34, nothing, {"f": "dispatched", "g": "dispatched", "h": "dispatched"}),  # it last said no at 4
+            (35, ends("d", "e", "f", "g", "h"), {}),
+        ],
+    ),
+    Story(
         "another upstream is taken meanwhile, by it and by everybody",
         policy(upstream("a", max_in_flight=None), upstream("b", max_in_flight=2)),
         [
@@ -255,30 +272,30 @@ STORIES = [
         "a long prompt gets back its turn in the lane, since nothing of it ran",
         policy(SLOW, scheduling={"long_prompt_tokens": 100}, capacity={"min_burst_tokens": 10**6}),
         [
-            (0, submit("p0", P0), {"p0": "dispatched"}),
+            (0, both(*(submit(n, P0) for n in "pqr")), dict.fromkeys("pqr", "dispatched")),
             (0, submit("long", P1, 200), {"long": "dispatched"}),  # the next one in 5 s
             (1, requeue("long"), {}),
-            (1.25, nothing, {"long": "dispatched"}),
-            (1.5, both(first_token("long"), submit("next", P1, 200)), {}),
+            (1.25, finish("q"), {"long": "dispatched"}),
+            (1.5, both(first_token("long"), submit("next", P1, 200), finish("r")), {}),
             (6.25, nothing, {"next": "dispatched"}),
-            (7, ends("p0", "long", "next"), {}),
+            (7, ends("p", "long", "next"), {}),
         ],
     ),
     Story(
         "the turn of one that did run is not given back with that of a later one",
         policy(SLOW, scheduling={"long_prompt_tokens": 100}, capacity={"min_burst_tokens": 10**6}),
         [
-            (0, submit("p0", P0), {"p0": "dispatched"}),
+            (0, both(*(submit(n, P0) for n in "pqr")), dict.fromkeys("pqr", "dispatched")),
             (0, submit("ran", P1, 200), {"ran": "dispatched"}),
             (0.2, first_token("ran"), {}),
             (1, submit("long", P1, 200), {}),
             (5, nothing, {"long": "dispatched"}),
             (6, requeue("long"), {}),
-            (6.25, nothing, {"long": "dispatched"}),
-            (6.5, first_token("long"), {}),
+            (6.25, finish("q"), {"long": "dispatched"}),
+            (6.5, both(first_token("long"), finish("r")), {}),
             (7, submit("next", P2, 150), {}),
             (11.25, nothing, {"next": "dispatched"}),
-            (12, ends("p0", "ran", "long", "next"), {}),
+            (12, ends("p", "ran", "long", "next"), {}),
         ],
     ),
     Story(

@@ -123,6 +123,17 @@ STORIES = [
         ],
     ),
     Story(
+        "where little is asked the trial comes all the same, wherever the upstream stands in the list",
+        policy(A, B),
+        [
+            (0, both(health("b", False), submit("one", P0)), {"one": "dispatched"}),
+            (1, ends("one"), {}),
+            (2, trial("b"), {}),
+            (3, submit("two", P0), {"two": "dispatched@b"}),
+            (4, both(health("b", True), ends("two")), {}),
+        ],
+    ),
+    Story(
         "the others are served elsewhere meanwhile",
         policy(A, B),
         [
