@@ -47,6 +47,10 @@ class CircuitBreaker:
         self._shut_until = 0
         self._trial_began_at = 0
 
+    def reconfigure(self, rules: BreakerRules) -> None:
+        """Other rules for the failures to come."""
+        self._rules = rules
+
     # ------------------------------------------------------------------ signs of service
 
     def succeeded(self, sent_at: int) -> bool:

@@ -16,7 +16,6 @@ from gateway.policy.clock import NANOSECONDS_PER_SECOND, NEVER, Clock, to_second
 from gateway.upstream.circuit_breaker import Admittance, BreakerRules, CircuitBreaker
 from gateway.upstream.client import Upstream
 from gateway.upstream.errors import ConnectFailed, FirstByteTimeout, IdleTimeout, UpstreamError
-from gateway.upstream.transport import TransportTimeouts
 
 PROBE_SECONDS_MAX = 2.0
 _BODY_BYTES_MAX = 65536
@@ -40,6 +39,9 @@ class Hysteresis:
         self.healthy = True
         self._proven = False
         self._in_a_row = 0  # of results that contradict `healthy`
+
+    def reconfigure(self, rules: ProbeRules) -> None:
+        self._rules = rules
 
     def result(self, passed: bool) -> bool:
         """Take in one result; answers whether `healthy` changed."""
@@ -85,6 +87,10 @@ class UpstreamHealth:
     @property
     def admits(self) -> Admittance:
         return self._breaker.admits
+
+    def reconfigure(self, rules: BreakerRules) -> None:
+        self._rules = rules
+        self._breaker.reconfigure(rules)
 
     def request_succeeded(self, sent_at: int) -> None:
         self.served_at = self._clock.now()
@@ -159,12 +165,16 @@ class HealthProbe:
         self._clock = clock
         self._is_heard = is_heard
         self._hysteresis = Hysteresis(rules)
-        seconds = min(PROBE_SECONDS_MAX, max(rules.interval_seconds, 0.1))
-        self._timeouts = TransportTimeouts(seconds, seconds, seconds)
 
     @property
     def healthy(self) -> bool:
         return self._hysteresis.healthy
+
+    def reconfigure(self, upstream: Upstream, rules: ProbeRules) -> None:
+        """From the next probe on. What the last ones have shown stays known."""
+        self._upstream = upstream
+        self._rules = rules
+        self._hysteresis.reconfigure(rules)
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -181,10 +191,14 @@ class HealthProbe:
             self._on_change(self.healthy, "probe passed" if missed is None else missed.why)
 
     async def _ask(self) -> _Missed | None:
+        seconds = min(PROBE_SECONDS_MAX, max(self._rules.interval_seconds, 0.1))
         try:
-            response = await self._upstream.get(self._rules.path, b"*/*", self._timeouts)
-            await response.read_all(_BODY_BYTES_MAX)
-        except (FirstByteTimeout, IdleTimeout) as error:
+            async with asyncio.timeout(seconds):  # for all of it: a body may drip
+                response = await self._upstream.get(self._rules.path, b"*/*")
+                await response.read_all(_BODY_BYTES_MAX)
+        except TimeoutError:
+            return _Missed(f"no whole answer from {self._rules.path} within {seconds:g} s", late=True)
+        except (FirstByteTimeout, IdleTimeout) as error:  # where the upstream's own limits are shorter
             return _Missed(error.message, late=True)
         except ConnectFailed as error:
             return _Missed(error.message, late=error.timed_out)

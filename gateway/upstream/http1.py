@@ -4,7 +4,8 @@ All work happens in callbacks. A connection is idle (in the pool), or it carries
 `start` writes the request and answers the response object, `data_received` feeds the parser and hands the
 body bytes of each read on as one piece. The exchange ends in `_finish` (all read: back to the pool, or
 closed if the connection cannot be trusted any longer) or in `fail`; both let go of the response, so neither
-can happen twice.
+can happen twice. A body that is streamed up has a task of its own (`upload.py`), which ends with the
+exchange.
 
 Time-outs cost no timer per request: a connection has one timer, armed for the earliest moment at which
 anything could be due; it looks at the stamps when it fires, and is armed again for the rest.
@@ -28,17 +29,22 @@ from gateway.upstream.errors import (
     UpstreamError,
 )
 from gateway.upstream.response import UpstreamResponse
+from gateway.upstream.response_head import HEAD_BYTES_MAX, check_head, ends_with_connection
+from gateway.upstream.upload import StreamedBody, pump
 
 UNREAD_BYTES_MAX = 64 * 1024
 """Above this the upstream is held back; one more read of the socket (256 KiB) may be on its way."""
 UNREAD_BYTES_RESUME = 32 * 1024
-HTTP_VERSIONS = frozenset({"1.1", "1.0"})
-HEAD_BYTES_MAX = 64 * 1024
 JOIN_BYTES_MAX = 64 * 1024
 """Up to here copying the body behind the head is cheaper than a second system call and packet."""
+TURNS_TO_READ = 3
+"""Of the event loop: after so many, what lay at the socket has been read."""
 STALE_SECONDS = 0.025
 """A kept-alive connection that ends this soon after the request was written was closed before it came: no
 engine answers a prompt by hanging up within 25 ms, while a close that crosses the request shows at once."""
+STALE_RESET_SECONDS = 0.25
+"""The same for a reset, with which a system answers what comes to a closed connection; on a busy machine it
+may take a while. An engine that had read the whole request would end the connection without one."""
 TIMER_SLACK_SECONDS = 0.002
 """Event loops keep time in milliseconds, so a timer may fire a little before it is due."""
 
@@ -49,9 +55,12 @@ class TransportTimeouts:
 
     connect_seconds: float = 5.0
     first_byte_seconds: float = 300.0
-    """From the request's last byte to the whole response head: queueing and prefill happen here."""
+    """From the request's last byte to the whole response head, and to the first byte of the body where that
+    takes longer than `idle_seconds`: queueing and prefill happen here. An upstream that takes no byte of a
+    request for so long is given up as well."""
     idle_seconds: float = 60.0
-    """Longest silence inside a body. Time in which we hold the upstream back does not count."""
+    """Longest silence inside a body. Time in which we hold the upstream back, or it waits for more of the
+    request, does not count."""
 
 
 class Owner(Protocol):
@@ -68,6 +77,7 @@ class Http1Connection(asyncio.Protocol):
     __slots__ = (
         "_active_at",
         "_barren_bytes",
+        "_body_begun",
         "_closed",
         "_descriptor",
         "_head_bytes",
@@ -90,7 +100,10 @@ class Http1Connection(asyncio.Protocol):
         "_timer_at",
         "_transport",
         "_unsent_bytes",
+        "_upload",
+        "_upload_unfinished",
         "_version",
+        "_writable",
         "_writing",
         "_written_at",
         "idle_since",
@@ -113,6 +126,9 @@ class Http1Connection(asyncio.Protocol):
         self._no_body = False
         self._writing = False
         self._unsent_bytes = 0
+        self._upload: asyncio.Task[None] | None = None
+        self._upload_unfinished = False  # once it is, it stays so: nothing else may follow it
+        self._writable: asyncio.Future[None] | None = None
         self._started_at = self._written_at = self._active_at = 0.0
         # What the parser finds, collected until the feed is over.
         self._parts: list[bytes] = []
@@ -121,6 +137,7 @@ class Http1Connection(asyncio.Protocol):
         self._headers: list[tuple[bytes, bytes]] = []
         self._head_bytes = 0
         self._barren_bytes = 0
+        self._body_begun = False
         self._keep_alive = False
         self._surplus = False
         self._paused = False
@@ -144,6 +161,7 @@ class Http1Connection(asyncio.Protocol):
         self._no_body = no_body
         self._reused = reused
         self._head_bytes = self._barren_bytes = 0
+        self._body_begun = False
         self._started_at = self._written_at = now = self._now()
         if len(body) <= JOIN_BYTES_MAX:
             transport.write(head + body if body else head)
@@ -155,6 +173,15 @@ class Http1Connection(asyncio.Protocol):
         self._watch(now + timeouts.first_byte_seconds)
         return response
 
+    def start_upload(
+        self, head: bytes, body: StreamedBody, *, no_body: bool, timeouts: TransportTimeouts
+    ) -> UpstreamResponse:
+        """Write a request's head, and its body as it comes."""
+        response = self.start(head, b"", no_body=no_body, reused=False, timeouts=timeouts)
+        self._upload_unfinished = True
+        self._upload = self._loop.create_task(pump(body, self))
+        return response
+
     def drained(self, unread_bytes: int) -> None:
         """The reader has taken a piece."""
         if self._paused and unread_bytes < UNREAD_BYTES_RESUME and self._transport is not None:
@@ -162,7 +189,7 @@ class Http1Connection(asyncio.Protocol):
             self._active_at = self._now()
             self._transport.resume_reading()
 
-    def fail(self, error: UpstreamError) -> None:
+    def fail(self, error: Exception) -> None:
         """End the exchange, if there is one, with this error, and the connection with it."""
         response = self._response
         self.close()
@@ -180,12 +207,19 @@ class Http1Connection(asyncio.Protocol):
             return
         self._closed = True
         self._response = None
+        self._stop_upload()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         self._owner.dropped(self)
         if self._transport is not None:
             self._transport.abort()
+
+    def abandon(self) -> None:
+        """Close a connection whose making failed or was given up. The loop may have opened it by then, and
+        uvloop closes its socket without a word to us: nobody is to wait for that word."""
+        self.close()
+        self.connection_lost(None)
 
     def has_input(self) -> bool:
         """Ask the kernel whether an idle connection has something to read, which can only be its end."""
@@ -194,6 +228,38 @@ class Http1Connection(asyncio.Protocol):
         poller = select.poll()
         poller.register(self._descriptor, select.POLLIN)
         return bool(poller.poll(0))
+
+    # What an upload calls.
+
+    async def write_piece(self, *parts: bytes) -> None:
+        """Write, and wait until the next piece may come: nothing is taken from a source that is faster than
+        the upstream."""
+        for _ in range(TURNS_TO_READ):
+            if self._closed or self._paused or not self.has_input():
+                break
+            # An answer has come before the end. Were its upstream gone, the write would fail and it be lost.
+            await asyncio.sleep(0)
+        transport = self._transport
+        if transport is None or self._closed:
+            return
+        for part in parts:
+            transport.write(part)
+        if self._writing:
+            self._unsent_bytes = transport.get_write_buffer_size()
+            self._written_at = self._now()
+            self._writable = self._loop.create_future()
+            await self._writable
+
+    def upload_ended(self) -> None:
+        """The whole body is written: from here on the upstream's time counts."""
+        self._upload = None
+        self._upload_unfinished = False
+        self._written_at = self._now()
+
+    def upload_failed(self, error: Exception) -> None:
+        """There will be no more of the body: the exchange ends with this error."""
+        self._upload = None
+        self.fail(error)
 
     # What the event loop calls.
 
@@ -227,6 +293,7 @@ class Http1Connection(asyncio.Protocol):
         parts = self._parts
         unread_bytes = 0
         if parts:
+            self._body_begun = True
             unread_bytes = self._hand_on(response, parts)
         elif not awaiting_head:
             self._barren_bytes += len(data)
@@ -236,6 +303,8 @@ class Http1Connection(asyncio.Protocol):
             self._malformed(response, fault)
         elif awaiting_head or self._barren_bytes > HEAD_BYTES_MAX:
             self._progress(response)
+            if response.status >= 400:
+                self._stop_upload()  # refused: what it does not want is not sent (RFC 9112, 9.5)
         if unread_bytes > UNREAD_BYTES_MAX and self._response is response and not self._paused:
             self._paused = True
             self._transport.pause_reading()  # type: ignore[union-attr]
@@ -256,6 +325,10 @@ class Http1Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._writing = False
         self._written_at = self._now()
+        if self._writable is not None:
+            if not self._writable.done():
+                self._writable.set_result(None)
+            self._writable = None
 
     # What the parser calls, `on_body` (a list's append) aside.
 
@@ -282,7 +355,7 @@ class Http1Connection(asyncio.Protocol):
             return
         if not self._version:
             self._version = parser.get_http_version()
-        self._check_head(status, headers)
+        check_head(status, self._version, headers, self._head_bytes)
         self._keep_alive = parser.should_keep_alive()
         response.begin(status, reason, headers, self._version)
         if self._no_body:
@@ -296,22 +369,6 @@ class Http1Connection(asyncio.Protocol):
                 self._headers = []  # trailers
 
     # The rest is ours.
-
-    def _check_head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        if status < 200:
-            raise BadResponse(f"status {status} was not asked for")
-        if self._version not in HTTP_VERSIONS:
-            raise BadResponse(f"HTTP/{self._version} is not spoken here")
-        if self._head_bytes > HEAD_BYTES_MAX and _block_bytes(headers) > HEAD_BYTES_MAX:
-            raise BadResponse("the header block is too large")
-        for name, value in headers:
-            # Any other coding would leave the body's end, or its meaning, to guesswork: none was asked for.
-            if (
-                len(name) == 17
-                and name.lower() == b"transfer-encoding"
-                and value.strip().lower() != b"chunked"
-            ):
-                raise BadResponse(f"transfer-encoding {value!r} was not asked for")
 
     def _hand_on(self, response: UpstreamResponse, parts: list[bytes]) -> int:
         """Pass this read's body bytes on as one piece; answer how many bytes now wait to be read."""
@@ -330,7 +387,7 @@ class Http1Connection(asyncio.Protocol):
         if not self._keep_alive or self._surplus or fault is not None or transport is None or self._closed:
             self.close()
             return
-        if transport.get_write_buffer_size():
+        if self._upload_unfinished or transport.get_write_buffer_size():
             self.close()  # answered early: nobody knows whether the rest of the upload would still be read
             return
         if self._paused:
@@ -339,6 +396,11 @@ class Http1Connection(asyncio.Protocol):
         if self._no_body:
             self._parser = HttpResponseParser(self)  # the old one waits for the body that HEAD leaves out
         self._owner.put_back(self)
+
+    def _stop_upload(self) -> None:
+        if self._upload is not None:
+            self._upload.cancel()
+            self._upload = None
 
     def _malformed(self, response: UpstreamResponse, fault: Exception) -> None:
         error: UpstreamError
@@ -372,7 +434,7 @@ class Http1Connection(asyncio.Protocol):
             self.close()
         elif not response.status:
             self._ended_before_head(exc)
-        elif exc is None and _ends_with_connection(response):
+        elif exc is None and ends_with_connection(response):
             self._keep_alive = False
             self._finish(response, None)
             response.wake()
@@ -383,7 +445,8 @@ class Http1Connection(asyncio.Protocol):
 
     def _ended_before_head(self, exc: Exception | None) -> None:
         elapsed = self._now() - self._started_at
-        stale = self._reused and not self._head_bytes and elapsed <= STALE_SECONDS
+        limit = STALE_RESET_SECONDS if isinstance(exc, ConnectionResetError) else STALE_SECONDS
+        stale = self._reused and not self._head_bytes and elapsed <= limit
         if stale:
             self._owner.closed_by_peer(self)
         error = UpstreamClosed(f"no response: {exc or 'connection closed'}", resend_is_safe=stale)
@@ -411,26 +474,27 @@ class Http1Connection(asyncio.Protocol):
         if now < due - TIMER_SLACK_SECONDS:
             self._watch(due)
         elif response.status:
-            self.fail(IdleTimeout(f"no byte of the body for {self._timeouts.idle_seconds:g} s"))
+            limits = self._timeouts
+            seconds = limits.idle_seconds
+            if not self._body_begun:
+                seconds = max(seconds, limits.first_byte_seconds)
+            self.fail(IdleTimeout(f"no byte of the body for {seconds:g} s"))
         else:
             what = "request not taken" if self._writing else "no response head"
             self.fail(FirstByteTimeout(f"{what} for {self._timeouts.first_byte_seconds:g} s"))
 
     def _due(self, response: UpstreamResponse, now: float) -> float:
-        if response.status:
-            return (now if self._paused else self._active_at) + self._timeouts.idle_seconds
+        since = self._written_at
         if self._writing and self._transport is not None:
             # An upload lives as long as the upstream takes bytes of it.
             left = self._transport.get_write_buffer_size()
             if left < self._unsent_bytes:
                 self._unsent_bytes = left
-                self._written_at = now
-        return self._written_at + self._timeouts.first_byte_seconds
-
-
-def _block_bytes(headers: list[tuple[bytes, bytes]]) -> int:
-    return sum(len(name) + len(value) + 4 for name, value in headers)
-
-
-def _ends_with_connection(response: UpstreamResponse) -> bool:
-    return response.header(b"content-length") is None and response.header(b"transfer-encoding") is None
+                since = self._written_at = now
+        elif self._upload is not None:
+            since = now  # the upstream waits for us
+        if not response.status:
+            return since + self._timeouts.first_byte_seconds
+        idle_at = (now if self._paused else max(since, self._active_at)) + self._timeouts.idle_seconds
+        # Engines that stream send the head first and then read the prompt: that is no silence yet.
+        return idle_at if self._body_begun else max(idle_at, since + self._timeouts.first_byte_seconds)

@@ -47,6 +47,11 @@ class LoadPoller:
         self._on_change = on_change
         self._readable: bool | None = None
 
+    def reconfigure(self, upstream: Upstream, rules: LoadRules) -> None:
+        """From the next reading on."""
+        self._upstream = upstream
+        self._rules = rules
+
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
         due = loop.time()

@@ -8,7 +8,7 @@ Whoever holds an unfinished response reads it to its end or calls `abort()`; not
 from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
-from gateway.upstream.errors import UpstreamAborted, UpstreamError
+from gateway.upstream.errors import UpstreamAborted
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop, Future
@@ -65,7 +65,7 @@ class UpstreamResponse:
         self._loop = loop
         self._pieces: deque[bytes] = deque()
         self._waiter: Future[None] | None = None
-        self._error: UpstreamError | None = None
+        self._error: Exception | None = None
 
     # What the reader calls.
 
@@ -152,8 +152,9 @@ class UpstreamResponse:
         self.complete = True
         self._connection = None
 
-    def fail(self, error: UpstreamError) -> None:
-        """Nothing more will come. The reader gets the error after the pieces that did come."""
+    def fail(self, error: Exception) -> None:
+        """Nothing more will come. The reader gets the error after the pieces that did come: an
+        `UpstreamError`, or what the source of a streamed request body raised."""
         self._error = error
         self._connection = None
         self.wake()

@@ -17,9 +17,17 @@ _RETRY = 1_000_000
 class RetryBudget:
     def __init__(self, fraction: float) -> None:
         """A fraction of 0 allows none at all."""
+        self._take(fraction)
+        self._saved = self._limit
+
+    def reconfigure(self, fraction: float) -> None:
+        """Another fraction from now on; what was saved stays, as far as it may."""
+        self._take(fraction)
+        self._saved = min(self._saved, self._limit)
+
+    def _take(self, fraction: float) -> None:
         self._per_request = round(fraction * _RETRY)
         self._limit = RESERVE * _RETRY if self._per_request else 0
-        self._saved = self._limit
 
     def request(self) -> None:
         """One more request was sent, for the first time."""

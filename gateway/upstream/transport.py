@@ -4,19 +4,23 @@
 transport serves `httpx.AsyncClient(transport=…)` for polls, where convenience counts more than
 microseconds.
 
-A request is sent again in one case only: the kept-alive connection it went out on ended within 25 ms
-without a byte, so it had been closed before the request came. Everything else is reported, because the
-engine may have begun. There are no proxies from the environment, no cookies, no redirects and no retries.
+A request is sent again in one case only: the kept-alive connection it went out on ended within 25 ms, or
+was reset within 250 ms, without a byte, so it had been closed before the request came. Everything else is
+reported, because the engine may have begun. There are no proxies from the environment, no cookies, no
+redirects and no retries.
 """
 
 import asyncio
+import ipaddress
 import math
 import ssl
 from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 import httpx
 
 from gateway.upstream.connection_pool import ConnectionPool
+from gateway.upstream.dialing import connected_socket
 from gateway.upstream.errors import (
     BadResponse,
     ConnectFailed,
@@ -28,8 +32,10 @@ from gateway.upstream.errors import (
 )
 from gateway.upstream.http1 import Http1Connection, TransportTimeouts
 from gateway.upstream.response import UpstreamResponse
+from gateway.upstream.tls import client_context
+from gateway.upstream.upload import StreamedBody
 
-__all__ = ["TransportTimeouts", "UpstreamResponse", "UpstreamTransport"]
+__all__ = ["StreamedBody", "TransportTimeouts", "UpstreamResponse", "UpstreamTransport"]
 
 METHODS_WITH_BODY = frozenset({b"POST", b"PUT", b"PATCH"})
 """Their requests say `content-length: 0` when there is no body; servers may insist on it (RFC 9110, 8.6)."""
@@ -69,8 +75,11 @@ class UpstreamTransport(httpx.AsyncBaseTransport):
             raise ValueError("an upstream's url has no credentials, query or fragment")
         tls = parsed.scheme == "https"
         self._host = parsed.raw_host.decode("ascii")
+        self._is_address = _is_address(self._host)
         self._port = parsed.port or (443 if tls else 80)
-        self._tls = _tls_context(verify) if tls else None
+        if isinstance(verify, bool):
+            verify = client_context(verify=verify)
+        self._tls = verify if tls else None
         self._prefix = parsed.raw_path.rstrip(b"/")
         self._host_line = b"host: " + parsed.netloc + b"\r\n"
         self._timeouts = timeouts or TransportTimeouts()
@@ -95,18 +104,25 @@ class UpstreamTransport(httpx.AsyncBaseTransport):
         method: bytes,
         target: bytes,
         headers: Sequence[tuple[bytes, bytes]],
-        body: bytes = b"",
+        body: bytes | StreamedBody = b"",
         *,
         timeouts: TransportTimeouts | None = None,
     ) -> UpstreamResponse:
         """Send one request and wait for the response's head. Raises `UpstreamError`.
 
-        `target` is path and query. `host` (unless given) and `content-length` are added; of the other headers
-        the caller has taken out what concerns only the client's connection.
+        `target` is path and query. `host` (unless given) and the body's framing are added; of the other
+        headers the caller has taken out what concerns only the client's connection.
+
+        The head may come before all of a streamed body has gone up. The rest follows while the response is
+        read, unless its status is an error. What the source of the body raises is raised here, or by `read`.
         """
-        head = self._head(method, target, headers, body)
-        no_body = method == b"HEAD"
         timeouts = timeouts or self._timeouts
+        no_body = method == b"HEAD"
+        if isinstance(body, StreamedBody):
+            head = self._head(method, target, headers, body.framing)
+            return await self._send_streamed(head, body, no_body, timeouts)
+        framing = b"content-length: %d\r\n" % len(body) if body or method in METHODS_WITH_BODY else b""
+        head = self._head(method, target, headers, framing)
         connection = self._pool.take(asyncio.get_running_loop().time())
         reused = connection is not None
         if connection is None:
@@ -121,6 +137,15 @@ class UpstreamTransport(httpx.AsyncBaseTransport):
             return response
         connection = await self._connect(timeouts)
         response = connection.start(head, body, no_body=no_body, reused=False, timeouts=timeouts)
+        await response.head()
+        return response
+
+    async def _send_streamed(
+        self, head: bytes, body: StreamedBody, no_body: bool, timeouts: TransportTimeouts
+    ) -> UpstreamResponse:
+        """On a connection of its own: only a fresh one cannot be stale, and pieces can be taken but once."""
+        connection = await self._connect(timeouts)
+        response = connection.start_upload(head, body, no_body=no_body, timeouts=timeouts)
         await response.head()
         return response
 
@@ -149,8 +174,9 @@ class UpstreamTransport(httpx.AsyncBaseTransport):
         await self._pool.aclose()
 
     def _head(
-        self, method: bytes, target: bytes, headers: Sequence[tuple[bytes, bytes]], body: bytes
+        self, method: bytes, target: bytes, headers: Sequence[tuple[bytes, bytes]], framing: bytes
     ) -> bytes:
+        """`framing` is a whole line, or nothing."""
         parts = [method, b" ", self._prefix, target, b" HTTP/1.1\r\n", self._host_line]
         lines = 3  # the request line, host, and the empty line at the end
         for name, value in headers:
@@ -161,8 +187,8 @@ class UpstreamTransport(httpx.AsyncBaseTransport):
                 continue
             parts += (name, b": ", value, b"\r\n")
             lines += 1
-        if body or method in METHODS_WITH_BODY:
-            parts.append(b"content-length: %d\r\n" % len(body))
+        if framing:
+            parts.append(framing)
             lines += 1
         parts.append(b"\r\n")
         head = b"".join(parts)
@@ -179,36 +205,35 @@ class UpstreamTransport(httpx.AsyncBaseTransport):
         seconds = timeouts.connect_seconds
         try:
             async with asyncio.timeout(None if seconds == math.inf else seconds):
+                given: dict[str, Any] = {"host": self._host, "port": self._port}
+                if not self._is_address:
+                    given = {"sock": await connected_socket(loop, self._host, self._port)}
                 await loop.create_connection(
                     lambda: connection,
-                    self._host,
-                    self._port,
+                    **given,
                     ssl=self._tls,
                     server_hostname=self._host if self._tls is not None else None,
                 )
         except TimeoutError as error:
-            connection.close()
+            connection.abandon()
             raise ConnectFailed(f"no connection within {seconds:g} s", timed_out=True) from error
         except (OSError, ValueError) as error:  # ValueError: a name that cannot be looked up
-            connection.close()
+            connection.abandon()
             raise ConnectFailed(f"no connection: {error}") from error
         except BaseException:
-            connection.close()
+            connection.abandon()
             raise
         if connection.closed:
             raise ConnectFailed("closed as soon as it was open")
         return connection
 
 
-def _tls_context(verify: ssl.SSLContext | bool) -> ssl.SSLContext:
-    if isinstance(verify, ssl.SSLContext):
-        return verify
-    context = ssl.create_default_context()
-    context.set_alpn_protocols(["http/1.1"])
-    if not verify:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    return context
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 class _HttpxStream(httpx.AsyncByteStream):

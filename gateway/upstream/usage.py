@@ -6,15 +6,27 @@ counts it.
 """
 
 import json
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from gateway.policy.request import Usage
 
 
+class PlainAnswer(NamedTuple):
+    """What a body shows of an answer that is not streamed."""
+
+    is_valid: bool
+    """It is what a 200 must carry: a JSON object. Anything else is a fault of the engine."""
+    usage: Usage | None = None
+    reports_failure: bool = False
+    """A 200 whose body says that it is none: an `error`, or a response whose `status` is `failed`."""
+
+
 class _Answer(msgspec.Struct):
     usage: Any = None
+    error: Any = None
+    status: Any = None
 
 
 _ANSWER = msgspec.json.Decoder(_Answer)
@@ -53,29 +65,32 @@ def parse_usage(reported: object, before: Usage | None = None) -> Usage | None:
 
 def read_usage(body: bytes) -> Usage | None:
     """The usage of a plain JSON answer: chat, completions, responses, messages, embeddings, rerank."""
-    return inspect_answer(body)[1]
+    return inspect_answer(body).usage
 
 
-def is_valid_answer(body: bytes) -> bool:
-    """Whether a body is what a 200 must carry: a JSON object. Anything else is a fault of the engine."""
-    return inspect_answer(body)[0]
-
-
-def inspect_answer(body: bytes) -> tuple[bool, Usage | None]:
-    """`is_valid_answer` and `read_usage` for the price of one decoding."""
+def inspect_answer(body: bytes) -> PlainAnswer:
+    """All that is to be known of it, for the price of one decoding."""
     try:
-        return True, parse_usage(_ANSWER.decode(body).usage)
+        answer = _ANSWER.decode(body)
     except (msgspec.DecodeError, RecursionError):
-        pass
+        return _inspect_leniently(body)
+    return _summary(answer.usage, answer.error, answer.status)
+
+
+def _inspect_leniently(body: bytes) -> PlainAnswer:
     # NaN and half a surrogate pair are no JSON, but engines written in Python emit them and most clients read
     # them, so they do not turn a 200 into a fault.
     try:
         answer = json.loads(body)
     except (ValueError, RecursionError):
-        return False, None
+        return PlainAnswer(is_valid=False)
     if not isinstance(answer, dict):
-        return False, None
-    return True, parse_usage(answer.get("usage"))
+        return PlainAnswer(is_valid=False)
+    return _summary(answer.get("usage"), answer.get("error"), answer.get("status"))
+
+
+def _summary(usage: object, error: object, status: object) -> PlainAnswer:
+    return PlainAnswer(True, parse_usage(usage), reports_failure=error is not None or status == "failed")
 
 
 def _cached(reported: dict[str, Any]) -> int | None:

@@ -185,7 +185,7 @@ def test_a_plain_answer_says_what_was_used(name: str) -> None:
     """Each engine's word on it, in each API."""
     capture = Capture(name)
     assert capture.status == 200
-    assert inspect_answer(capture.body) == (True, ANSWERS[name])
+    assert inspect_answer(capture.body)[:2] == (True, ANSWERS[name])
 
 
 @pytest.mark.parametrize("name", [*ERRORS, *FULL])
@@ -194,7 +194,7 @@ def test_an_error_uses_nothing(name: str) -> None:
     capture = Capture(name)
     assert capture.status == ERRORS.get(name, 503)
     assert (capture.header(b"content-type") or b"").startswith(b"application/json")
-    assert inspect_answer(capture.body) == (True, None)
+    assert inspect_answer(capture.body)[:2] == (True, None)
     assert capture.header(b"retry-after") is None
 
 

@@ -243,6 +243,30 @@ async def test_what_is_no_sign_of_life(said: bytes | None, why: str) -> None:
 
 
 @pytest.mark.anyio
+async def test_an_answer_that_drips() -> None:
+    """Byte after byte is not silence, and no answer either: the limit is for all of it."""
+
+    async def drips(connection: ScriptedConnection) -> None:
+        await connection.request()
+        await connection.send(b"HTTP/1.1 200 OK\r\ncontent-length: 5000\r\n\r\n")
+        while True:
+            await connection.send(b"x")
+            await asyncio.sleep(0.01)
+
+    async with asyncio.timeout(20), ScriptedUpstream(drips) as upstream:
+        engine = Upstream(UpstreamAddress("gpu0", upstream.url), TransportTimeouts())
+        changes: list[str] = []
+        rules = ProbeRules(interval_seconds=0.1)
+        probe = HealthProbe(
+            engine, rules, lambda healthy, why: changes.append(why), SystemClock(), lambda since: False
+        )
+        await probe.probe()
+        assert changes == ["no whole answer from /health within 0.1 s"]
+        await upstream.all_closed()
+        await engine.aclose()
+
+
+@pytest.mark.anyio
 async def test_a_refused_connection() -> None:
     """Nobody listens: that is an answer, too."""
     async with ScriptedUpstream(lambda connection: asyncio.sleep(0)) as upstream:

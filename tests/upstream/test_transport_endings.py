@@ -226,6 +226,22 @@ async def test_cancelling_closes(begun: bytes) -> None:
         await upstream.all_closed()
 
 
+async def test_given_up_in_the_moment_of_connecting() -> None:
+    """A request cancelled just when its connection is made leaves none behind that closing would wait for."""
+    async with talking_to(always(answer())) as (transport, upstream):
+        opened = transport._pool.opened
+
+        def opened_and_given_up(connection: http1.Http1Connection) -> None:
+            opened(connection)
+            sending.cancel()
+
+        transport._pool.opened = opened_and_given_up  # type: ignore[method-assign]
+        sending = asyncio.ensure_future(transport.send(b"POST", b"/", [], b"x"))
+        with pytest.raises(asyncio.CancelledError):
+            await sending
+        await upstream.all_closed()
+
+
 async def test_abort_closes_at_once() -> None:
     """An unfinished response is given up by one call, as often as one likes; reading on tells so."""
     async with talking_to(begins(STREAM_HEAD + chunk(b"some"))) as (transport, upstream):

@@ -137,6 +137,9 @@ async def test_pieces_are_handed_on_as_they_come() -> None:
         (b"HEAD", b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n"),
         (b"HEAD", b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"),
         (b"GET", b"HTTP/1.1 204 No Content\r\n\r\n"),
+        (b"GET", b"HTTP/1.1 204 No Content\r\ncontent-length: 5\r\n\r\n"),
+        (b"GET", b"HTTP/1.1 204 No Content\r\ntransfer-encoding: chunked\r\n\r\n"),
+        (b"GET", b"HTTP/1.1 304 Not Modified\r\ntransfer-encoding: chunked\r\n\r\n"),
         (b"GET", b"HTTP/1.1 304 Not Modified\r\ncontent-length: 5\r\n\r\n"),
     ],
 )

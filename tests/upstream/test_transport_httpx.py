@@ -1,16 +1,9 @@
-"""The transport under httpx, and over TLS."""
-
-import asyncio
-import shutil
-import ssl
-import subprocess
-from pathlib import Path
+"""The transport under httpx."""
 
 import httpx
 import pytest
 
-from gateway.upstream.errors import ConnectFailed
-from gateway.upstream.transport import TransportTimeouts, UpstreamTransport
+from gateway.upstream.transport import UpstreamTransport
 from tests.support.loops import both_loops
 from tests.support.scripted_upstream import (
     STREAM_HEAD,
@@ -116,73 +109,3 @@ async def test_redirects_are_answers_like_others() -> None:
         assert response.status == 307
         assert await response.read_all(100) == b"{}"
         assert len(upstream.requests) == 1
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A key and a certificate for `localhost`, signed by itself, in one file."""
-    if shutil.which("openssl") is None:
-        pytest.skip("needs the openssl command")
-    folder = tmp_path_factory.mktemp("tls")
-    key, signed = folder / "key.pem", folder / "signed.pem"
-    subprocess.run(
-        [
-            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
-            *("-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"),
-            *("-keyout", str(key), "-out", str(signed)),
-        ],
-        check=True,
-        capture_output=True,
-    )
-    both = folder / "both.pem"
-    both.write_bytes(key.read_bytes() + signed.read_bytes())
-    return both
-
-
-def server_context(certificate: Path) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate)
-    return context
-
-
-async def test_tls(certificate: Path) -> None:
-    """Over TLS the name is sent and checked, connections are kept, and large bodies arrive both ways."""
-    names: list[str | None] = []
-    context = server_context(certificate)
-    context.sni_callback = lambda _socket, name, _context: names.append(name)
-    body = b"y" * 3_000_000
-    async with (
-        asyncio.timeout(20),
-        ScriptedUpstream(always(answer(body)), host="127.0.0.1", tls=context) as upstream,
-    ):
-        trusting = ssl.create_default_context(cafile=str(certificate))
-        transport = UpstreamTransport(f"https://localhost:{upstream.port}", verify=trusting)
-        for _ in range(2):
-            response = await transport.send(b"POST", b"/", [], b"x" * 1_000_000)
-            assert await response.read_all(len(body)) == body
-            assert (transport.in_use, transport.idle) == (0, 1)
-        assert names == ["localhost"]
-        assert len(upstream.connections) == 1
-        response = await transport.send(b"GET", b"/", [])
-        response.abort()
-        assert transport.in_use == 0
-        await transport.aclose()
-        await upstream.all_closed()
-
-
-async def test_an_untrusted_certificate_is_a_failed_connection(certificate: Path) -> None:
-    """Nothing is sent to somebody who cannot prove who he is, unless the check is switched off."""
-    async with (
-        asyncio.timeout(20),
-        ScriptedUpstream(always(answer()), tls=server_context(certificate)) as upstream,
-    ):
-        url = f"https://localhost:{upstream.port}"
-        checking = UpstreamTransport(url, timeouts=TransportTimeouts(connect_seconds=10))
-        with pytest.raises(ConnectFailed) as caught:
-            await checking.send(b"GET", b"/", [])
-        assert isinstance(caught.value.__cause__, ssl.SSLError)
-        assert checking.in_use == 0
-        await checking.aclose()
-        trusting = UpstreamTransport(url, verify=False)
-        assert await (await trusting.send(b"GET", b"/", [])).read_all(100) == b"{}"
-        await trusting.aclose()

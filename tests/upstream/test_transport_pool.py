@@ -162,6 +162,7 @@ async def test_a_stale_connection_is_replaced_once(
 ) -> None:
     """A kept connection that ends at once without a byte was closed before: the request goes out afresh."""
     monkeypatch.setattr(http1, "STALE_SECONDS", 5.0)  # the machine may be slow
+    monkeypatch.setattr(http1, "STALE_RESET_SECONDS", 5.0)
     async with talking_to(answers_once_then(end)) as (transport, upstream):
         await call(transport)
         assert await call(transport) == b"{}"
@@ -202,6 +203,32 @@ async def test_a_late_end_is_not_stale() -> None:
             await call(transport)
         assert len(upstream.connections) == 1
         assert len(upstream.requests) == 2
+
+
+@pytest.mark.parametrize("end", ["eof", "reset"])
+async def test_a_reset_may_come_later_than_an_end(monkeypatch: pytest.MonkeyPatch, end: str) -> None:
+    """A system resets what comes to a closed connection, and on a busy machine takes a while to: that is
+    stale still where an orderly end, before which the request may have been read, is not."""
+    monkeypatch.setattr(http1, "STALE_RESET_SECONDS", 5.0)
+
+    async def handler(connection: ScriptedConnection) -> None:
+        await connection.answer(answer())
+        await connection.request()
+        if connection.number == 0:
+            await asyncio.sleep(2 * http1.STALE_SECONDS)  # the story
+            if end == "reset":
+                connection.reset()
+        else:
+            await connection.send(answer(b"{}"))
+
+    async with talking_to(handler) as (transport, upstream):
+        await call(transport)
+        if end == "reset":
+            await call(transport)
+        else:
+            with pytest.raises(UpstreamClosed):
+                await call(transport)
+        assert len(upstream.connections) == (2 if end == "reset" else 1)
 
 
 async def test_a_begun_answer_is_not_stale() -> None:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from gateway.upstream.usage import Usage, inspect_answer, is_valid_answer, read_usage
+from gateway.upstream.usage import PlainAnswer, Usage, inspect_answer, read_usage
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ from gateway.upstream.usage import Usage, inspect_answer, is_valid_answer, read_
 def test_the_usage_of_a_plain_answer(usage: object, expected: Usage | None) -> None:
     """Chat, completions, responses, messages, embeddings, rerank."""
     body = json.dumps({"id": "x", "choices": [], "usage": usage}).encode()
-    assert inspect_answer(body) == (True, expected)
+    assert inspect_answer(body) == PlainAnswer(True, expected)
     assert read_usage(body) == expected
 
 
@@ -52,7 +52,7 @@ def test_the_usage_of_a_plain_answer(usage: object, expected: Usage | None) -> N
 )
 def test_an_object_is_a_valid_answer(body: bytes) -> None:
     """So is one that only strict readers refuse."""
-    assert is_valid_answer(body)
+    assert inspect_answer(body).is_valid
 
 
 @pytest.mark.parametrize(
@@ -61,10 +61,25 @@ def test_an_object_is_a_valid_answer(body: bytes) -> None:
 )
 def test_anything_else_is_a_fault_of_the_engine(body: bytes) -> None:
     """A 200 with half a body is none."""
-    assert inspect_answer(body) == (False, None)
+    assert inspect_answer(body) == PlainAnswer(False)
 
 
 def test_the_usage_behind_a_nan_is_still_read() -> None:
     """The charge does not depend on a log probability."""
     body = b'{"logprob": NaN, "usage": {"prompt_tokens": 3, "completion_tokens": 2}}'
     assert read_usage(body) == Usage(3, 2)
+
+
+@pytest.mark.parametrize(
+    ("body", "failed"),
+    [
+        (b'{"status":"failed","error":{"code":"server_error","message":"x"}}', True),
+        (b'{"error":{"message":"x","code":500}}', True),
+        (b'{"status":"completed","error":null}', False),
+        (b'{"status":"incomplete"}', False),
+        (b'{"a":NaN,"error":{"message":"x"}}', True),
+    ],
+)
+def test_an_answer_that_reports_a_failure(body: bytes, failed: bool) -> None:
+    """A 200 may carry word of a failure, in the API of responses as its status, elsewhere as an error."""
+    assert inspect_answer(body).reports_failure is failed
