@@ -7,7 +7,9 @@ false, and never as infinity. "Count or null" reads: no limit when null, and not
 import ipaddress
 import math
 import re
+import ssl
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 from urllib.parse import SplitResult, urlsplit
 
@@ -187,3 +189,16 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def why_no_certificates(path: Path) -> str | None:
+    """What is wrong with a file that should have certificates in PEM; None if it has some."""
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(path)
+    except ssl.SSLError:
+        return "which holds no certificate"
+    except FileNotFoundError:
+        return "which does not exist"
+    except OSError as error:
+        return f"which cannot be read: {error.strerror or 'unknown reason'}"
+    return None

@@ -2,7 +2,7 @@
 
 uvicorn serves both ports inside one event loop, without its own signal handling: it would tell the
 application nothing until all streams have ended. On SIGTERM or SIGINT the gateway drains first; a second
-signal ends it at once.
+signal ends it at once. On SIGHUP it reads its configuration again.
 """
 
 import asyncio
@@ -20,6 +20,7 @@ from gateway.api.app import Gateway
 from gateway.api.inference import create_tenant_app
 from gateway.api.operations import create_operations_app
 from gateway.api.protocol import GatewayProtocol
+from gateway.config_reading import ConfigError
 
 _log = structlog.get_logger("gateway")
 
@@ -45,10 +46,11 @@ async def serve(gateway: Gateway) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, lambda: force.set() if stop.is_set() else stop.set())
+    reloads = _reload_on_hangup(gateway)
     edge = await gateway.start()
     token = settings.operations_token
     operations = create_operations_app(
-        edge, gateway.registry, None if token is None else token.get_secret_value()
+        edge, gateway.registry, None if token is None else token.get_secret_value(), gateway.reload
     )
     servers = [_server(create_tenant_app(edge)), _server(operations)]
     serving = [
@@ -65,13 +67,30 @@ async def serve(gateway: Gateway) -> None:
         await asyncio.wait((draining, waits[1]), return_when=asyncio.FIRST_COMPLETED)
         draining.cancel()
     finally:
-        for wait in waits:
-            wait.cancel()
+        for task in (*waits, *reloads):
+            task.cancel()
         for server in servers:
             server.should_exit = True
         await asyncio.gather(*serving, return_exceptions=True)
         await gateway.stop()
     _log.info("stopped")
+
+
+def _reload_on_hangup(gateway: Gateway) -> set[asyncio.Task[None]]:
+    """On SIGHUP; one after another, as many as come. Answers the set of those under way."""
+    reloads: set[asyncio.Task[None]] = set()
+
+    async def reload() -> None:
+        with contextlib.suppress(ConfigError):  # which the log has
+            await gateway.reload()
+
+    def begin() -> None:
+        reload_ = asyncio.create_task(reload())
+        reloads.add(reload_)
+        reload_.add_done_callback(reloads.discard)
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, begin)
+    return reloads
 
 
 def _listen(host: str, port: int) -> socket.socket:

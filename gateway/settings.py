@@ -50,9 +50,9 @@ from gateway.config_values import (
     UpstreamUrl,
     UrlPath,
     is_loopback,
+    why_no_certificates,
 )
 
-AVAILABLE_LAWS: Final = ("static",)
 AVAILABLE_STATES: Final = ("memory",)
 
 SHARE_SUM_TOLERANCE: Final = 1e-6
@@ -114,6 +114,9 @@ class UpstreamSettings(Section):
     url: UpstreamUrl
     models: NameList = ("*",)
     api_key: Secret = None
+    tls_ca_file: Path | None = None
+    """PEM certificates to trust instead of the system's."""
+    tls_verify: bool = True
     tokens_per_second: TokensPerSecondOrNull = None
     """This upstream's part of the capacity; None: `capacity.tokens_per_second`."""
     max_in_flight: CountOrNull = 128
@@ -122,6 +125,20 @@ class UpstreamSettings(Section):
     engine_priority: Literal["none", "vllm", "sglang"] = "none"
     health: HealthSettings = HealthSettings()
     load: LoadSettings = LoadSettings()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        refuse(self._problems())
+        return self
+
+    def _problems(self) -> Iterator[Problem]:
+        if self.tls_ca_file is None:
+            return
+        found = f"found {shown(str(self.tls_ca_file))}"
+        if not self.url.startswith("https://"):
+            yield Problem(("tls_ca_file",), f"{found}, while url is not https://; expected null")
+        elif not self.tls_verify:
+            yield Problem(("tls_ca_file",), f"{found}, while tls_verify is false; expected one of the two")
 
 
 class UpstreamTimeouts(Section):
@@ -303,17 +320,11 @@ class ClassFloors(Section):
 
 
 class ControllerSettings(Section):
-    """A law that is not there yet runs as `static`, which every law starts from; the gateway says so."""
-
-    law: Literal["static", "compliance", "severity"] = "static"
+    law: Literal["static", "compliance", "severity"] = "severity"
     cooldown_seconds: PositiveSeconds = 5.0
     min_samples: PositiveCount = 20
     capacity_bounds: tuple[PositiveAmount, PositiveAmount] = (0.2, 3.0)
     class_floor: ClassFloors = ClassFloors()
-
-    @property
-    def law_in_force(self) -> str:
-        return self.law if self.law in AVAILABLE_LAWS else "static"
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -411,7 +422,8 @@ class Settings(BaseSettings):
 def load_settings(path: Path | None, environ: Mapping[str, str] | None = None) -> Settings:
     """The settings of the file at `path` (none: the defaults) with the environment's `QOS_…` on top.
 
-    A relative `keys_file`, `decision_log` or tokenizer is meant from the file's folder. Raises `ConfigError`.
+    A relative `keys_file`, `tls_ca_file`, `decision_log` or tokenizer is meant from the file's folder. Raises
+    `ConfigError`.
     """
     overrides = read_environment(os.environ if environ is None else environ, Settings)
     tree = read_yaml(path) if path else None
@@ -428,6 +440,12 @@ def load_settings(path: Path | None, environ: Mapping[str, str] | None = None) -
         raise ConfigError(_sentence(path, overrides, *problem) for problem in problems) from None
     if path and settings.keys_file:
         settings = settings.model_copy(update={"keys_file": path.parent / settings.keys_file})
+    if any(upstream.tls_ca_file for upstream in settings.upstreams):
+        trusting = tuple(
+            _with_ca_file(path, overrides, index, upstream)
+            for index, upstream in enumerate(settings.upstreams)
+        )
+        settings = settings.model_copy(update={"upstreams": trusting})
     if path and settings.tokenizers:
         tokenizers = {model: path.parent / file for model, file in settings.tokenizers.items()}
         settings = settings.model_copy(update={"tokenizers": tokenizers})
@@ -439,6 +457,19 @@ def load_settings(path: Path | None, environ: Mapping[str, str] | None = None) -
             raise ConfigError([_sentence(path, overrides, ("decision_log",), says)])
         settings = settings.model_copy(update={"decision_log": log})
     return settings
+
+
+def _with_ca_file(
+    path: Path | None, overrides: Overrides, index: int, upstream: UpstreamSettings
+) -> UpstreamSettings:
+    if upstream.tls_ca_file is None:
+        return upstream
+    ca_file = path.parent / upstream.tls_ca_file if path else upstream.tls_ca_file
+    reason = why_no_certificates(ca_file)
+    if reason:
+        says = f"found {shown(str(ca_file))}, {reason}; expected a file with certificates in PEM"
+        raise ConfigError([_sentence(path, overrides, ("upstreams", index, "tls_ca_file"), says)])
+    return upstream.model_copy(update={"tls_ca_file": ca_file})
 
 
 def _why_not_writable(path: Path) -> str | None:

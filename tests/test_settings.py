@@ -10,6 +10,7 @@ from pydantic import BaseModel, ValidationError
 from gateway.config_reading import ConfigError
 from gateway.config_values import MOCK_PRESETS
 from gateway.settings import Settings, load_settings
+from tests.support.certificates import self_signed
 
 CONFIG = Path(__file__).parents[1] / "config"
 
@@ -567,9 +568,64 @@ def test_a_refusal_does_not_repeat_a_secret(problems: Any, text: str) -> None:
 
 
 @pytest.mark.parametrize("law", ["static", "compliance", "severity"])
-def test_a_law_that_is_not_there_yet_runs_as_static(law: str, tmp_path: Path) -> None:
-    """A configuration written for a later version still starts; what is in force can be read."""
+def test_each_law_can_be_chosen(law: str, tmp_path: Path) -> None:
+    """By its name."""
     path = tmp_path / "gateway.yaml"
     path.write_text(f"controller: {{law: {law}}}")
-    controller = load_settings(path, {}).controller
-    assert (controller.law, controller.law_in_force) == (law, "static")
+    assert load_settings(path, {}).controller.law == law
+
+
+# ── TLS to an upstream ───────────────────────────────────────────────────────────────────────────────────
+
+
+def behind_tls(**members: Any) -> str:
+    return yaml.safe_dump({"upstreams": [{"name": "a", "url": "https://a:1", **members}]})
+
+
+def test_certificates_stand_beside_the_file_that_names_them(load: Any, tmp_path: Path) -> None:
+    """Unless their path says where they are; without a file the system's are trusted."""
+    made = self_signed(tmp_path)
+    for name in (made.name, str(made)):
+        (upstream,) = load(behind_tls(tls_ca_file=name)).upstreams
+        assert upstream.tls_ca_file == made
+        assert upstream.tls_verify
+    (upstream,) = load(behind_tls(tls_verify=False)).upstreams
+    assert (upstream.tls_ca_file, upstream.tls_verify) == (None, False)
+    environ = {"QOS_UPSTREAMS__0__TLS_CA_FILE": made.name}
+    assert load(behind_tls(), **environ).upstreams[0].tls_ca_file == made
+
+
+@pytest.mark.parametrize(
+    ("where", "why"),
+    [
+        ("none.pem", "which does not exist"),
+        ("gateway.yaml", "which holds no certificate"),
+        (".", "which cannot be read: Is a directory"),
+    ],
+)
+def test_certificates_that_cannot_be_read_are_refused(problems: Any, where: str, why: str) -> None:
+    """Before the gateway starts, naming the setting and the path that was tried."""
+    (line,) = problems(behind_tls(tls_ca_file=where))
+    assert line.startswith('upstreams[0].tls_ca_file: found "')
+    assert line.endswith(f", {why}; expected a file with certificates in PEM")
+
+
+@pytest.mark.parametrize(
+    ("members", "says"),
+    [
+        ({"url": "http://a:1"}, 'found "ca.pem", while url is not https://; expected null'),
+        ({"tls_verify": False}, 'found "ca.pem", while tls_verify is false; expected one of the two'),
+    ],
+)
+def test_certificates_that_would_not_be_used_are_refused(
+    problems: Any, members: dict[str, Any], says: str
+) -> None:
+    """Nobody is to think that an engine is checked when it is not."""
+    assert problems(behind_tls(tls_ca_file="ca.pem", **members)) == [f"upstreams[0].tls_ca_file: {says}"]
+
+
+def test_tls_verify_is_true_or_false(problems: Any) -> None:
+    """A slip here must not pass for a no."""
+    assert problems(behind_tls(tls_verify="maybe")) == [
+        'upstreams[0].tls_verify: found "maybe", expected true or false'
+    ]

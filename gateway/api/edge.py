@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from gateway.api.access import Access
-from gateway.api.endpoints import ENDPOINTS, Endpoint
+from gateway.api.endpoints import Endpoint
 from gateway.api.engine_call import shows_service
 from gateway.api.errors import Problem
 from gateway.api.headers import Header, duration
@@ -27,7 +27,7 @@ from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.request_log import RequestLog
 from gateway.upstream.circuit_breaker import Admittance
 from gateway.upstream.client import Upstream
-from gateway.upstream.health import UpstreamHealth
+from gateway.upstream.engines import Engines
 from gateway.upstream.retry_budget import RetryBudget
 
 if TYPE_CHECKING:
@@ -40,22 +40,21 @@ _log = structlog.get_logger("gateway")
 class Edge:
     clock: Clock
     gate: AdmissionGate
-    upstreams: Mapping[str, Upstream]
-    health: Mapping[str, UpstreamHealth]
-    """Of each upstream, by name."""
+    engines: Engines
     retries: RetryBudget
-    access: Access
-    rules: ClassificationRules
-    priority_headers: frozenset[bytes]
-    body_limits: BodyLimits
     prompt_reader: PromptReader
     metrics: Metrics
     request_log: RequestLog
     observer: Observer
     random: Callable[[], float]
-    probe_seconds: float
+    # What the door goes by; a reload puts others in their place.
+    access: Access = field(init=False)
+    rules: ClassificationRules = field(init=False)
+    priority_headers: frozenset[bytes] = field(init=False)
+    body_limits: BodyLimits = field(init=False)
+    probe_seconds: float = field(init=False)
     """How soon an engine that is down can be known to be back."""
-    endpoints: Mapping[str, Endpoint] = field(default_factory=lambda: ENDPOINTS)
+    endpoints: Mapping[str, Endpoint] = field(init=False)
     """By path."""
     active: set["Exchange"] = field(default_factory=set)
 
@@ -81,13 +80,13 @@ class Edge:
     def usable_upstreams(self, wanted: Callable[[Upstream], bool] = lambda _: True) -> list[Upstream]:
         """The healthy ones of those wanted; only where there are none, those on trial. Were these left out, a
         gateway with one engine would say that it is not ready, and no trial request would come."""
-        found = [(self.health[name].admits, u) for name, u in self.upstreams.items() if wanted(u)]
+        found = [(e.health.admits, e.upstream) for e in self.engines if wanted(e.upstream)]
         healthy = [upstream for admits, upstream in found if admits is Admittance.ALL]
         return healthy or [upstream for admits, upstream in found if admits is Admittance.TRIAL]
 
     def is_heard(self, upstream: str, since: int) -> bool:
         """Whether anything of an answer has come from there since then (ns)."""
-        answered = self.health[upstream].served_at >= since
+        answered = self.engines.named(upstream).health.served_at >= since
         return answered or any(exchange.turn.is_heard(upstream, since) for exchange in self.active)
 
     def may_go_elsewhere(self, permit: Permit) -> bool:
@@ -98,12 +97,12 @@ class Edge:
         permit.first_token()
         sent_at = permit.ticket.dispatched_at
         if sent_at is not None:
-            self.health[permit.upstream].request_began(sent_at)
+            self.engines.of(permit.engine).health.request_began(sent_at)
 
     def ended_at_engine(self, permit: Permit, outcome: Outcome, status: int | None) -> None:
         """What a request shows of its engine, which is to be known before its place is free for another.
         `status` is the engine's."""
-        health, sent_at = self.health[permit.upstream], permit.ticket.dispatched_at
+        health, sent_at = self.engines.of(permit.engine).health, permit.ticket.dispatched_at
         serves = shows_service(outcome, status)
         if sent_at is None or serves is None:
             return

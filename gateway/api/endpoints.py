@@ -33,6 +33,10 @@ class Endpoint:
     summary: str = ""
     errors: ErrorForm = OPENAI
     """How the gateway's own errors look."""
+    takes_form: bool = False
+    """The body is a form with a piece of sound, and goes to the engine as it comes."""
+    answers_bytes: bool = False
+    """A plain answer goes to the client as it comes, for it may be long in the making."""
 
     def is_budgeted(self, method: str) -> bool:
         """Whether such a request needs a bucket and a lease. A mere look (GET, HEAD) never does."""
@@ -51,7 +55,7 @@ class Endpoint:
     @property
     def stream_dialect(self) -> StreamDialect:
         """How its streams are read. Of one that is not known, what looks like chat is counted."""
-        return _STREAM_DIALECTS.get(self.dialect, "chat")
+        return "transcription" if self.takes_form else _STREAM_DIALECTS.get(self.dialect, "chat")
 
 
 _STREAM_DIALECTS: Mapping[BodyDialect | None, StreamDialect] = {
@@ -78,6 +82,23 @@ _ALL = (
         "Message in Anthropic's form, streaming or plain",
         errors=ANTHROPIC,
     ),
+    Endpoint(
+        "/v1/audio/transcriptions",
+        _POST,
+        Use.GENERATE,
+        None,
+        "The text of a piece of speech, streaming or plain",
+        takes_form=True,
+    ),
+    Endpoint(
+        "/v1/audio/translations",
+        _POST,
+        Use.GENERATE,
+        None,
+        "The English text of a piece of speech, streaming or plain",
+        takes_form=True,
+    ),
+    Endpoint("/v1/audio/speech", _POST, Use.GENERATE, "other", "A text, spoken", answers_bytes=True),
     Endpoint("/v1/embeddings", _POST, Use.READ, "embeddings", "Embeddings of one or more inputs"),
     Endpoint("/pooling", _POST, Use.READ, "embeddings", "A pooling model's own output"),
     Endpoint("/classify", _POST, Use.READ, "embeddings", "Classes of one or more inputs"),

@@ -11,6 +11,7 @@ from gateway.policy.outcome import Outcome
 from gateway.policy.request import Priority
 from gateway.upstream.client import Response, Upstream
 from gateway.upstream.errors import ConnectFailed, FirstByteTimeout, IdleTimeout, UpstreamError
+from gateway.upstream.upload import StreamedBody
 
 ENGINE_IS_FULL = 503
 """An engine's own admission limit (vLLM, SGLang), or one that is loading its model: nothing was begun."""
@@ -45,7 +46,7 @@ class NotReached(Problem):
 
 
 async def ask(
-    upstream: Upstream, method: bytes, target: bytes, headers: list[Header], body: bytes = b""
+    upstream: Upstream, method: bytes, target: bytes, headers: list[Header], body: bytes | StreamedBody = b""
 ) -> Response:
     """Send a request and wait for the answer's head. Raises Problem (502, 504)."""
     try:

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 from starlette.types import Scope
 
+from gateway.api.audio_form import duration_usage
 from gateway.api.body import BodyFacts
+from gateway.api.client_upload import ClientUpload
 from gateway.api.endpoints import Endpoint
 from gateway.api.engine_call import ENGINE_IS_FULL, NotReached, ask, body_for, is_broken_json, read_all
 from gateway.api.errors import Problem
@@ -19,8 +21,10 @@ from gateway.policy.outcome import Outcome
 from gateway.policy.request import Usage
 from gateway.runtime.admission_gate import Permit, Refused
 from gateway.upstream.client import Response, Upstream
+from gateway.upstream.errors import UpstreamError
 from gateway.upstream.relay import StreamEnd, relay_stream
 from gateway.upstream.stream_observer import StreamObserver
+from gateway.upstream.upload import StreamedBody
 from gateway.upstream.usage import inspect_answer
 
 if TYPE_CHECKING:
@@ -28,6 +32,29 @@ if TYPE_CHECKING:
 
 PLAIN_ANSWER_BYTES_MAX = 64 * 1024 * 1024
 ERROR_ANSWER_BYTES_MAX = 4 * 1024 * 1024
+
+
+class StreamProgress:
+    """How far a stream has come, for the control loop to look at now and then."""
+
+    __slots__ = ("_observer", "_reply")
+
+    def __init__(self, observer: StreamObserver, reply: Reply) -> None:
+        self._observer = observer
+        self._reply = reply
+
+    @property
+    def last_token_at(self) -> int | None:
+        return self._observer.last_token_at
+
+    @property
+    def output_tokens_seen(self) -> int:
+        return self._observer.output_tokens_seen
+
+    @property
+    def held_up(self) -> bool:
+        """What is there for the client is not taken."""
+        return self._reply.writing_since is not None
 
 
 class EngineTurn:
@@ -44,11 +71,15 @@ class EngineTurn:
         self.permit: Permit | None = None
         self.observer: StreamObserver | None = None
         self._response: Response | None = None
+        self._upload: ClientUpload | None = None
+        self.reply_is_unfinished = False  # all of it is written, to a client that still sends its request
         self._used: Usage | None = None  # by a plain answer that is whole
 
     # ------------------------------------------------------------------ a budgeted request
 
-    async def serve(self, body: bytes, facts: BodyFacts, permit: Permit) -> tuple[Outcome, Delivered]:
+    async def serve(
+        self, body: bytes | ClientUpload, facts: BodyFacts, permit: Permit
+    ) -> tuple[Outcome, Delivered]:
         """With the place it has got, to the last byte. Raises Problem, also after the answer has begun."""
         asks_for_usage = self._endpoint.tells_usage_if_asked and facts.stream and not facts.include_usage
         response, permit = await self._answer_to(permit, body, facts, asks_for_usage)
@@ -56,15 +87,20 @@ class EngineTurn:
         if not 200 <= response.status < 300:
             await self._answer_whole(response, headers, await read_all(response, ERROR_ANSWER_BYTES_MAX))
             return Outcome.UPSTREAM_ERROR, NOTHING_DELIVERED
-        if facts.stream and _header(headers, b"content-type").startswith(b"text/event-stream"):
+        kind = _header(headers, b"content-type")
+        may_stream = facts.stream or self._endpoint.takes_form  # whose `stream` may come last of all
+        if may_stream and kind.startswith(b"text/event-stream"):
             return await self._stream(response, headers, facts, asks_for_usage, permit)
+        if self._endpoint.answers_bytes and b"json" not in kind:
+            return await self._bytes(response, headers, permit)
         return await self._plain(response, headers, facts, permit)
 
     async def _answer_to(
-        self, permit: Permit, body: bytes, facts: BodyFacts, asks_for_usage: bool
+        self, permit: Permit, body: bytes | ClientUpload, facts: BodyFacts, asks_for_usage: bool
     ) -> tuple[Response, Permit]:
         """The head of an engine's answer, and the place it came from. A request of which its engine has begun
-        nothing is sent once more: where there was no room later, where it was not reached to another."""
+        nothing is sent once more: where there was no room later, where it was not reached to another. An
+        upload of which something has gone is not, for that is not kept."""
         edge = self._edge
         edge.retries.request()
         try:
@@ -75,16 +111,21 @@ class EngineTurn:
             edge.ended_at_engine(permit, problem.outcome, None)
             permit = await self._requeue(permit, reached=False)
         else:
-            if response.status != ENGINE_IS_FULL or not edge.admission.may_requeue(permit.ticket):
+            is_gone = isinstance(body, ClientUpload) and body.consumed
+            if response.status != ENGINE_IS_FULL or is_gone or not edge.admission.may_requeue(permit.ticket):
                 return response, permit
             await read_all(response, ERROR_ANSWER_BYTES_MAX)
             permit = await self._requeue(permit, reached=True)
         return await self._dispatch(permit, body, facts, asks_for_usage), permit
 
     async def _dispatch(
-        self, permit: Permit, body: bytes, facts: BodyFacts, asks_for_usage: bool
+        self, permit: Permit, body: bytes | ClientUpload, facts: BodyFacts, asks_for_usage: bool
     ) -> Response:
-        upstream = self._edge.upstreams[permit.upstream]
+        upstream = self._edge.engines.of(permit.engine).upstream
+        if isinstance(body, ClientUpload):
+            self._upload = body
+            self._response = await self.ask(upstream, b"POST", body.body(), body.content_type)
+            return self._response
         body = body_for(upstream, body, facts, permit.ticket.priority, asks_for_usage)
         self._response = await self.ask(upstream, b"POST", body)
         return self._response
@@ -103,14 +144,35 @@ class EngineTurn:
         self, response: Response, headers: list[Header], facts: BodyFacts, permit: Permit
     ) -> tuple[Outcome, Delivered]:
         body = await read_all(response, PLAIN_ANSWER_BYTES_MAX)
-        valid, usage = inspect_answer(body)
+        valid, usage, failed = inspect_answer(body)
+        if usage is None and self._endpoint.takes_form:
+            usage = duration_usage(body, permit.ticket.output_reserve)
         if not valid and (self._endpoint.has_known_answers or is_broken_json(body, headers)):
             raise Problem(Outcome.UPSTREAM_REFUSED, "the engine's answer is not a JSON object")
         ticket = permit.ticket  # where the engine does not tell, the estimate stands
-        self._used = usage or Usage(ticket.input_tokens, ticket.output_reserve)
+        self._used = usage or Usage(ticket.input_tokens, 0 if failed else ticket.output_reserve)
         await self._answer_whole(response, headers, body)
+        if failed:
+            return Outcome.UPSTREAM_ERROR, Delivered(self._used)
         if usage is not None:
             self._learn(facts, usage)
+        return Outcome.COMPLETED, Delivered(self._used)
+
+    async def _bytes(
+        self, response: Response, headers: list[Header], permit: Permit
+    ) -> tuple[Outcome, Delivered]:
+        """Sound, or whatever is no JSON: passed on as it comes. It tells no usage, and half of it is no less
+        work that nobody can count: from its first byte on it costs what was reserved."""
+        self._used = Usage(permit.ticket.input_tokens, permit.ticket.output_reserve)
+        await self._reply.start(response.status, for_client(headers))
+        try:
+            while piece := await response.read():
+                await self._reply.write(piece)
+        except UpstreamError as error:
+            raise Problem(
+                Outcome.UPSTREAM_ABORTED, f"the engine's answer broke off: {error.message}"
+            ) from error
+        await self._reply.finish()
         return Outcome.COMPLETED, Delivered(self._used)
 
     async def _stream(
@@ -122,6 +184,7 @@ class EngineTurn:
         permit: Permit,
     ) -> tuple[Outcome, Delivered]:
         observer = self.observer = StreamObserver(self._endpoint.stream_dialect, strip_usage)
+        permit.ticket.progress = StreamProgress(observer, self._reply)
         names = {name for name, _ in STREAM_HEADERS}
         kept = [header for header in for_client(headers) if header[0] not in names]
         await self._reply.start(response.status, [*kept, *STREAM_HEADERS])
@@ -162,7 +225,13 @@ class EngineTurn:
         ok = 200 <= response.status < 300
         return Outcome.COMPLETED if ok else Outcome.UPSTREAM_ERROR, NOTHING_DELIVERED
 
-    async def ask(self, upstream: Upstream, method: bytes, body: bytes = b"") -> Response:
+    async def ask(
+        self,
+        upstream: Upstream,
+        method: bytes,
+        body: bytes | StreamedBody = b"",
+        content_type: bytes = b"application/json",
+    ) -> Response:
         """The client's request, as this engine gets it. Raises Problem."""
         headers = for_upstream(
             self._scope["headers"],
@@ -171,7 +240,7 @@ class EngineTurn:
             credential=upstream.address.credential,
         )
         if body:
-            headers.append((b"content-type", b"application/json"))
+            headers.append((b"content-type", content_type))
         query = without_credentials(self._scope["query_string"])
         target = self._endpoint.path.encode() + (b"?" + query if query else b"")
         return await ask(upstream, method, target, headers, body)
@@ -180,6 +249,10 @@ class EngineTurn:
         kept = for_client(headers)
         if response.status >= 400:
             kept.append((b"x-qos-error-source", b"upstream"))
+        if self._upload is not None and not self._upload.complete:
+            self.reply_is_unfinished = True
+            await self._reply.unfinished(response.status, kept, body)
+            return
         await self._reply.whole(response.status, kept, body)
 
     # ------------------------------------------------------------------ how far it has come
@@ -204,7 +277,8 @@ class EngineTurn:
             return NOTHING_DELIVERED
         ask, observer = self.permit.ticket.ask, self.observer
         if observer is None:
-            return Delivered(Usage(ask.input_tokens, 0)) if we_left else NOTHING_DELIVERED
+            has_begun = self._upload is None or self._upload.handed_on
+            return Delivered(Usage(ask.input_tokens, 0)) if we_left and has_begun else NOTHING_DELIVERED
         usage = observer.usage
         produced = observer.output_tokens_seen
         return Delivered(

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.types import Receive, Scope, Send
 
-from gateway.api.body import INPUT_FIELDS
+from gateway.api.access import Caller
+from gateway.api.body import INPUT_FIELDS, BodyFacts
+from gateway.api.client_upload import ClientUpload
 from gateway.api.endpoints import Endpoint, Use
 from gateway.api.engine_turn import EngineTurn
 from gateway.api.errors import Problem
@@ -49,6 +51,7 @@ class Interrupt(Enum):
 
     CLIENT_GONE = "client gone"
     CLIENT_STALLED = "client stalled"
+    BAD_UPLOAD = "bad upload"
     SHUTDOWN = "shutdown"
 
 
@@ -71,6 +74,7 @@ class Exchange:
         self._asked_at: int | None = None  # when the policy was asked
         self.ask: Ask | None = None
         self._watch: asyncio.Task[None] | None = None
+        self._upload: ClientUpload | None = None
         self._upload_is_unread = False
         self.reply = Reply(scope, send, edge.clock, self._common_headers, endpoint.errors)
         upstream_id = edge.upstream_request_id(given_id, self.request_id)
@@ -95,7 +99,10 @@ class Exchange:
             self.task.uncancel()
             outcome = self._outcome_of(self._interrupt)
             delivered = self.turn.delivered(we_left=True)
-            if self._interrupt is Interrupt.SHUTDOWN:
+            if self._interrupt is Interrupt.BAD_UPLOAD and self._upload and self._upload.fault:
+                outcome = self._upload.fault.outcome
+                await self._tell(self._upload.fault)
+            elif self._interrupt is Interrupt.SHUTDOWN:
                 await self._tell(Problem(Outcome.REJECTED_DRAINING, "the gateway is shutting down"))
             elif self._interrupt is Interrupt.CLIENT_STALLED:
                 self.reply.cut()
@@ -105,7 +112,7 @@ class Exchange:
             await self._tell(Problem(Outcome.INTERNAL_ERROR, "something went wrong inside the gateway"))
         finally:
             self._close(outcome, delivered)
-        if self._upload_is_unread:
+        if self._upload_is_unread or self.turn.reply_is_unfinished:
             await self._let_upload_end()
             await self.reply.finish()
 
@@ -157,6 +164,12 @@ class Exchange:
         if self._endpoint.use is Use.LIST_MODELS:
             self._watch_client()
             return await list_models(edge, self.turn, self.reply, caller)
+        body: bytes | ClientUpload
+        if self._endpoint.takes_form:
+            body = self._upload = ClientUpload(self._scope, self._receive, edge.body_limits)
+            facts = await body.facts()
+            self._complete_at = edge.clock.now()
+            return await self._serve_paid(caller, body, facts, body.queue_bytes)
         body = await receive_body(self._scope, self._receive, edge.body_limits)
         self._complete_at = edge.clock.now()
         if not self._endpoint.is_budgeted(self._scope["method"]):
@@ -164,6 +177,13 @@ class Exchange:
             self._watch_client()
             return await pass_on(edge, self.turn, caller, self._model, self._scope["method"], body)
         facts = await edge.prompt_reader.read(body, self._endpoint)
+        return await self._serve_paid(caller, body, facts, len(body))
+
+    async def _serve_paid(
+        self, caller: Caller, body: bytes | ClientUpload, facts: BodyFacts, body_bytes: int
+    ) -> tuple[Outcome, Delivered]:
+        """A request that needs a budget and a place."""
+        edge = self._edge
         self._model = facts.model
         check_may_use(caller, facts.model)
         classified = classify_request(
@@ -173,7 +193,7 @@ class Exchange:
         edge.metrics.class_claimed(classified.claimed, classified.granted)
         if retry_count(self._headers):
             edge.metrics.client_retried()
-        ask = build_ask(self.request_id, facts, classified, caller, len(body), self._headers, edge.admission)
+        ask = build_ask(self.request_id, facts, classified, caller, body_bytes, self._headers, edge.admission)
         permit = self.turn.permit = await self._place(ask)
         taken = edge.clock.now() - self._complete_at
         edge.metrics.proxy_overhead(taken - (permit.ticket.queue_wait_ns or 0))
@@ -217,9 +237,24 @@ class Exchange:
 
     async def _see_client_leave(self) -> None:
         """Once the body is in, nothing else can be received."""
+        if self._upload is not None and not await self._take_in(self._upload):
+            return
         while (await self._receive())["type"] != "http.disconnect":
             pass
         self.interrupt(Interrupt.CLIENT_GONE)
+
+    async def _take_in(self, upload: ClientUpload) -> bool:
+        """Whether the rest of the body has come. Where it cannot be whole, a request that waits for its place
+        is told when its turn comes, as all that is decided about it is."""
+        try:
+            await upload.take_in()
+        except ClientLeft:
+            self.interrupt(Interrupt.CLIENT_GONE)
+        except Problem as problem:
+            upload.fault = problem
+            if self.turn.permit is not None:
+                self.interrupt(Interrupt.BAD_UPLOAD)
+        return upload.complete
 
     # ------------------------------------------------------------------ to the client
 
@@ -227,6 +262,7 @@ class Exchange:
         """The gateway's own word instead of an answer: a response, or one event if a stream has begun."""
         try:
             if not self.reply.started:
+                problem.close |= self._upload is not None and not self._upload.complete
                 self._upload_is_unread = problem.close
                 await self.reply.problem(problem, self._edge.random)
             elif (observer := self.turn.observer) is not None:

@@ -6,6 +6,7 @@ that the gateway says itself.
 """
 
 from collections.abc import Iterable, Sequence
+from urllib.parse import unquote_to_bytes
 
 from gateway.policy.clock import NANOSECONDS_PER_SECOND
 
@@ -58,18 +59,20 @@ STREAM_HEADERS: tuple[Header, ...] = (
     (b"x-accel-buffering", b"no"),
 )
 
-
-_CREDENTIAL_PARAMETERS = frozenset({b"key", b"api_key", b"api-key", b"token", b"access_token"})
+_CREDENTIAL_PARAMETERS = frozenset({b"key", b"apikey", b"token", b"accesstoken", b"authorization"})
+"""In lower case, without hyphens and underscores."""
 
 
 def without_credentials(query: bytes) -> bytes:
     """The query string without the parameters in which some clients send a key."""
     if b"=" not in query:
         return query
-    kept = [
-        part for part in query.split(b"&") if part.partition(b"=")[0].lower() not in _CREDENTIAL_PARAMETERS
-    ]
-    return b"&".join(kept)
+    return b"&".join(part for part in query.split(b"&") if not _is_credential(part))
+
+
+def _is_credential(parameter: bytes) -> bool:
+    name = unquote_to_bytes(parameter.partition(b"=")[0]).lower()
+    return name.translate(None, b"-_") in _CREDENTIAL_PARAMETERS
 
 
 def named_by_connection(headers: Iterable[Header]) -> frozenset[bytes]:

@@ -5,7 +5,7 @@ streaming response costs the data path three times as much CPU. They are documen
 page all the same.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -43,7 +43,7 @@ def create_tenant_app(edge: Edge) -> TenantApp:
     own = FastAPI(title="qos-gateway", version=__version__, docs_url=None, redoc_url=None)
     add_health(own, edge)
     answer_in_openai_shape(own)
-    describe_endpoints(own, edge.endpoints.values())
+    describe_endpoints(own, lambda: edge.endpoints.values())
     return TenantApp(edge, own, frozenset({"/healthz", "/readyz", "/openapi.json"}))
 
 
@@ -67,16 +67,14 @@ def answer_in_openai_shape(app: FastAPI) -> None:
         return Response(body, 422, None, "application/json")
 
 
-def describe_endpoints(app: FastAPI, endpoints: Iterable[Endpoint]) -> None:
-    """Put the paths of the fast lane into the OpenAPI page."""
+def describe_endpoints(app: FastAPI, endpoints: Callable[[], Iterable[Endpoint]]) -> None:
+    """Put the paths of the fast lane into the OpenAPI page; a reload may add some and take some away."""
     generate = app.openapi
 
     def openapi() -> dict[str, Any]:
         page = generate()
-        for endpoint in endpoints:
-            for method in endpoint.methods:
-                page["paths"].setdefault(endpoint.path, {})[method.lower()] = _operation(endpoint, method)
-        return page
+        fast = {e.path: {m.lower(): _operation(e, m) for m in e.methods} for e in endpoints()}
+        return {**page, "paths": {**page["paths"], **fast}}
 
     app.openapi = openapi  # type: ignore[method-assign]
 
@@ -84,10 +82,14 @@ def describe_endpoints(app: FastAPI, endpoints: Iterable[Endpoint]) -> None:
 def _operation(endpoint: Endpoint, method: str) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "summary": endpoint.summary,
-        "responses": {"200": {"description": "The engine's answer, unchanged"}},
+        "responses": {
+            "200": {"description": "The engine's answer, unchanged"},
+            "default": {"description": "An error of the gateway or of the engine, in this API's form"},
+        },
     }
     if method == "POST":
-        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": {}}}}
+        kind = "multipart/form-data" if endpoint.takes_form else "application/json"
+        operation["requestBody"] = {"required": True, "content": {kind: {"schema": {}}}}
     if endpoint.is_budgeted(method):
         operation["parameters"] = [
             {

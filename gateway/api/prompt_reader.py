@@ -33,7 +33,7 @@ LONG_WAITING_MAX = 4
 class PromptReader:
     def __init__(self, admission: Admission, tokenizers: Mapping[str, TokenizerFile]) -> None:
         self._admission = admission
-        self._tokenizers = tokenizers
+        self.tokenizers = tokenizers
         self._reading = ThreadPoolExecutor(1, "body-reader")
         self._tokenizing = ThreadPoolExecutor(max(1, _processors() // 2), "tokenizer")
         self._long = asyncio.Semaphore(LONG_AT_A_TIME)
@@ -47,7 +47,7 @@ class PromptReader:
         else:
             loop = asyncio.get_running_loop()
             facts = await loop.run_in_executor(self._reading, read_body, body, endpoint, count)
-        tokenizer = self._tokenizers.get(facts.model)
+        tokenizer = self.tokenizers.get(facts.model)
         return facts if tokenizer is None else await self._counted(facts, count, tokenizer)
 
     async def read_model(self, body: bytes) -> str | None:

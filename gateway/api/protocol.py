@@ -31,6 +31,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self._head_since = 0.0
         self._barren_bytes = 0  # read since the last piece of a body, or the end of a head
         self._running: RequestResponseCycle | None = None
+        self._fault: tuple[int, str, str] | None = None  # of what came behind requests still to be answered
         self._close_at(self.loop.time() + self.timeout_keep_alive)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -41,6 +42,8 @@ class GatewayProtocol(HttpToolsProtocol):
             running.message_event.set()
 
     def data_received(self, data: bytes) -> None:
+        if self._fault is not None:
+            return  # nobody knows where the next request begins
         self._unset_keepalive_if_required()
         while data:
             try:
@@ -61,6 +64,11 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(400, msg.rstrip("."), "invalid_http")
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._fault is not None and not self.transport.is_closing():
+            self._refuse(*self._fault)
 
     # What the parser calls.
 
@@ -111,7 +119,15 @@ class GatewayProtocol(HttpToolsProtocol):
         self.timeout_keep_alive_task = self.loop.call_at(time, self.timeout_keep_alive_handler)
 
     def _refuse(self, status: int, message: str, code: str) -> None:
-        if self.cycle is None or self.cycle.response_complete:
+        """Say what is wrong and close, when those before it have their answers."""
+        running = self._running
+        if running is not None and not running.response_complete:
+            if not running.more_body:
+                self._fault = (status, message, code)
+                return
+            running.disconnected = True
+            running.message_event.set()
+        if running is None or running.response_complete or not running.response_started:
             body = error_body(message, "invalid_request_error", None, code)
             lines = [b"%b: %b\r\n" % header for header in self.server_state.default_headers]
             lines += (b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body),)

@@ -83,8 +83,13 @@ class Reply:
         if not problem.close:
             await self.whole(problem.status, headers, body)
             return
-        headers += ((b"connection", b"close"), (b"content-length", b"%d" % len(body)))
-        await self.start(problem.status, headers)
+        await self.unfinished(problem.status, headers, body)
+
+    async def unfinished(self, status: int, headers: list[Header], body: bytes) -> None:
+        """A whole response to a request that is still coming in: the connection cannot be used again.
+        `finish` is still to be called."""
+        framing = ((b"connection", b"close"), (b"content-length", b"%d" % len(body)))
+        await self.start(status, [*headers, *framing])
         await self.write(body)
 
     async def error_event(self, problem: Problem, number: int, mid_event: bool) -> None:

@@ -25,9 +25,22 @@ async def receive_body(
     limits: BodyLimits,
 ) -> bytes:
     """The whole body. Raises Problem (413, 400) without reading on, and ClientLeft."""
+    check_body_headers(scope, limits)
+    try:
+        async with asyncio.timeout(limits.read_seconds):
+            return await _receive(receive, limits)
+    except TimeoutError:
+        raise too_late(limits) from None
+
+
+def check_body_headers(scope: MutableMapping[str, Any], limits: BodyLimits) -> int | None:
+    """The length that is told, if any. Raises Problem (413, 400) for a body that need not be read at all."""
+    length = None
     for name, value in scope["headers"]:
-        if name == b"content-length" and int(value) > limits.max_bytes:
-            raise _too_large(limits)
+        if name == b"content-length":
+            length = int(value)
+            if length > limits.max_bytes:
+                raise too_large(limits)
         if name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
             raise Problem(
                 Outcome.BAD_REQUEST,
@@ -36,16 +49,7 @@ async def receive_body(
                 code="unsupported_content_encoding",
                 close=True,
             )
-    try:
-        async with asyncio.timeout(limits.read_seconds):
-            return await _receive(receive, limits)
-    except TimeoutError:
-        raise Problem(
-            Outcome.BAD_REQUEST,
-            f"the body did not arrive within {limits.read_seconds:g} s",
-            code="request_body_timeout",
-            close=True,
-        ) from None
+    return length
 
 
 async def _receive(receive: Callable[[], Awaitable[MutableMapping[str, Any]]], limits: BodyLimits) -> bytes:
@@ -58,12 +62,17 @@ async def _receive(receive: Callable[[], Awaitable[MutableMapping[str, Any]]], l
         piece = message.get("body", b"")
         length += len(piece)
         if length > limits.max_bytes:
-            raise _too_large(limits)
+            raise too_large(limits)
         pieces.append(piece)
         if not message.get("more_body"):
             return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
-def _too_large(limits: BodyLimits) -> Problem:
+def too_large(limits: BodyLimits) -> Problem:
     message = f"the body is larger than {limits.max_bytes} bytes"
     return Problem(Outcome.TOO_LARGE, message, param="body", close=True)
+
+
+def too_late(limits: BodyLimits) -> Problem:
+    message = f"the body did not arrive within {limits.read_seconds:g} s"
+    return Problem(Outcome.BAD_REQUEST, message, code="request_body_timeout", close=True)

@@ -115,13 +115,16 @@ class Iteration:
 class _State:
     """What the engine knows of a sequence."""
 
-    __slots__ = ("alive", "generated", "order", "prefilled", "sequence", "target")
+    __slots__ = ("alive", "ends_in", "generated", "joined_in", "order", "prefilled", "sequence", "target")
 
     def __init__(self, sequence: Sequence, order: tuple[int, int]) -> None:
         self.sequence = sequence
         self.order = order
         self.alive = True
         self.generated = 0
+        """Tokens of the answer; while it decodes, those it had when that began."""
+        self.joined_in = self.ends_in = 0
+        """The iteration at whose end it began to decode, and the one that decodes its last token."""
         self.prefilled = 0
         self.target = sequence.prompt_tokens
         """Tokens to prefill: the prompt, and after a preemption the answer so far."""
@@ -168,7 +171,10 @@ class GpuEngine:
 
     `begin` fixes the batch of an iteration and tells how long it lasts; `end` applies it. Between the two, a
     driver lets that time pass; what is submitted then joins the next batch, what is aborted then gives its
-    memory back at once and emits nothing. `step` is both, for drivers on virtual time.
+    memory back at once and emits nothing. `step` is both.
+
+    Every decoding sequence gets one token in every iteration. So how far each is need not be written down: it
+    follows from the number of iterations, and one that only decodes on costs an iteration nothing.
     """
 
     def __init__(
@@ -190,8 +196,12 @@ class GpuEngine:
         self._prefilling: dict[SequenceId, _State] = {}
         self._decoding: dict[SequenceId, _State] = {}
         self._decoding_kv = 0
-        self._decodes: list[_State] | None = None  # the batch between begin and end
+        self._iterations = 0
+        self._ending: dict[int, list[_State]] = {}  # by the iteration that decodes their last token
+        self._under_way = False  # between begin and end
         self._prefills: list[tuple[_State, int]] = []
+        self.preempted: list[SequenceId] = []
+        """Those that lost their memory when the last iteration began."""
 
     @property
     def running(self) -> int:
@@ -241,38 +251,58 @@ class GpuEngine:
 
     def begin(self) -> int:
         """Fix the next batch and return its duration in nanoseconds."""
-        if self._decodes is not None:
+        if self._under_way:
             raise RuntimeError("an iteration is under way; end it first")
         if not self._states:
             raise RuntimeError("nothing to do; ask has_work() first")
-        preempted = self._preempt_until_decodes_fit()
-        self._decodes = list(self._decoding.values())
-        self._prefills = self._choose_prefills(admit=not preempted)
-        attention = sum(n * (state.prefilled + n / 2) for state, n in self._prefills)
-        prefill_tokens = sum(n for _, n in self._prefills)
-        return self.preset.iteration_ns(prefill_tokens, attention, len(self._decodes), self._decoding_kv)
+        self._preempt_until_decodes_fit()
+        self._under_way = True
+        self._prefills = self._choose_prefills(admit=not self.preempted)
+        attention = 0.0
+        prefill_tokens = 0
+        for state, n in self._prefills:
+            attention += n * (state.prefilled + n / 2)
+            prefill_tokens += n
+        return self.preset.iteration_ns(prefill_tokens, attention, len(self._decoding), self._decoding_kv)
 
     def end(self) -> list[Emitted]:
         """Apply the batch fixed by `begin`; the tokens it produced, but for those of aborted sequences."""
-        if self._decodes is None:
+        decoded = [
+            Emitted(state.sequence.id, self._generated(state), state.ends_in == self._iterations + 1)
+            for state in self._decoding.values()
+        ]
+        brief = self.end_briefly()
+        ended = sum(finished for _, _, finished in decoded)
+        return decoded + brief[ended:]
+
+    def end_briefly(self) -> list[Emitted]:
+        """As `end`, but of the decoded tokens it tells only the last ones of answers."""
+        if not self._under_way:
             raise RuntimeError("no iteration is under way; begin one first")
-        decodes, self._decodes = self._decodes, None
+        self._under_way = False
+        self._iterations += 1
+        self.kv_tokens_used += len(self._decoding)
+        self._decoding_kv += len(self._decoding)
+        emitted = []
+        for state in self._ending.pop(self._iterations, ()):
+            if state.ends_in == self._iterations:
+                self._stop_running(state)
+                emitted.append(self._last_token(state))
         prefills, self._prefills = self._prefills, []
-        decoded = [state for state in decodes if state.alive]
-        self.kv_tokens_used += len(decoded)
-        self._decoding_kv += len(decoded)
-        emitted = [self._emit(state) for state in decoded]
         for state, n in prefills:
             if not state.alive:
                 continue
             state.prefilled += n
             if state.prefilled == state.target:
-                self._start_decoding(state)
-                emitted.append(self._emit(state))
+                emitted.append(self._end_prefill(state))
         return emitted
 
-    def _preempt_until_decodes_fit(self) -> bool:
-        preempted = False
+    def _generated(self, state: _State) -> int:
+        """Tokens of the answer of a decoding sequence so far."""
+        return state.generated + self._iterations - state.joined_in
+
+    def _preempt_until_decodes_fit(self) -> None:
+        self.preempted = []
         while self.kv_tokens_used + len(self._decoding) > self.preset.kv_tokens:
             victim = max(
                 (*self._prefilling.values(), *self._decoding.values()), key=lambda state: state.order
@@ -282,8 +312,7 @@ class GpuEngine:
             victim.target = victim.sequence.prompt_tokens + victim.generated
             self._waiting.push(victim)
             self.preemptions += 1
-            preempted = True
-        return preempted
+            self.preempted.append(victim.sequence.id)
 
     def _choose_prefills(self, admit: bool) -> list[tuple[_State, int]]:
         """The prompt pieces of this batch: those under way, then, if `admit`, from the queue."""
@@ -317,26 +346,34 @@ class GpuEngine:
         self._prefilling[state.sequence.id] = state
         self.kv_tokens_used += state.target
 
-    def _start_decoding(self, state: _State) -> None:
-        del self._prefilling[state.sequence.id]
-        self._decoding[state.sequence.id] = state
+    def _end_prefill(self, state: _State) -> Emitted:
+        """Its token; unless that is the last one, it decodes from the next iteration on."""
+        sequence = state.sequence
+        state.generated += 1
+        missing = sequence.output_tokens - state.generated
+        if missing <= 0:
+            self._stop_running(state)
+            return self._last_token(state)
+        del self._prefilling[sequence.id]
+        self._decoding[sequence.id] = state
         self._decoding_kv += state.target
+        state.joined_in = self._iterations
+        state.ends_in = self._iterations + missing
+        self._ending.setdefault(state.ends_in, []).append(state)
+        return Emitted(sequence.id, state.generated - 1, False)
+
+    def _last_token(self, state: _State) -> Emitted:
+        state.alive = False
+        del self._states[state.sequence.id]
+        return Emitted(state.sequence.id, state.generated - 1, True)
 
     def _stop_running(self, state: _State) -> None:
         """Take a sequence out of the batch and its memory back."""
         if self._decoding.pop(state.sequence.id, None) is not None:
+            state.generated = self._generated(state)
+            state.ends_in = 0
             self._decoding_kv -= state.decoding_kv
             self.kv_tokens_used -= state.decoding_kv
         else:
             del self._prefilling[state.sequence.id]
             self.kv_tokens_used -= state.target
-
-    def _emit(self, state: _State) -> Emitted:
-        sequence = state.sequence
-        state.generated += 1
-        finished = state.generated >= sequence.output_tokens
-        if finished:
-            self._stop_running(state)
-            state.alive = False
-            del self._states[sequence.id]
-        return Emitted(sequence.id, state.generated - 1, finished)

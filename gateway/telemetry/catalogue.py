@@ -148,6 +148,12 @@ UPSTREAM_QUEUE_FULL = _define(
     "upstream",
     "Requests that the upstream sent back because it had no room, and that waited for a place again.",
 )
+CONFIG_RELOADS = _define(
+    "counter",
+    "config_reloads_total",
+    "result",
+    "Times the configuration was read again: taken over (ok), or wrong and left aside (failed).",
+)
 UPSTREAM_LOAD_AGE = _define(
     "gauge",
     "upstream_load_age_seconds",

@@ -97,6 +97,9 @@ class DecisionLog(Observer):
         line["old_rates_millitokens_per_second"] = event.old_rates
         line["new_rates_millitokens_per_second"] = event.new_rates
         line["inputs"] = event.inputs
+        line["upstreams"] = event.upstreams
+        line["order"] = event.order
+        line["applied"] = event.applied
         self._write(_json(line))
 
     def health_changed(self, upstream: str, healthy: bool, at: int) -> None:
@@ -144,10 +147,11 @@ class Configuration:
         self._wall_clock_ns = wall_clock_ns
         self._stamp = Stamp(wall_clock_ns)
         self._run = secrets.token_hex(8)
-        self.take(parameters)
+        self.take(parameters, clock.now())
 
-    def take(self, parameters: PolicyParameters) -> None:
-        self._in_force = plain_parameters(parameters), self._clock.now()
+    def take(self, parameters: PolicyParameters, at: int) -> None:
+        """In force from then on."""
+        self._in_force = plain_parameters(parameters), at
 
     def line(self) -> str:
         parameters, since = self._in_force
@@ -176,9 +180,8 @@ class DecisionLogFile(DecisionLog):
         self._output = LogOutput(cast(TextIO, self._file))
         super().__init__(self._output.write)
 
-    def reconfigured(self, parameters: PolicyParameters) -> None:
-        """The policy has just taken other settings."""
-        self._configuration.take(parameters)
+    def reconfigured(self, parameters: PolicyParameters, at: int) -> None:
+        self._configuration.take(parameters, at)
         self._write(self._configuration.line())
 
     def close(self) -> None:

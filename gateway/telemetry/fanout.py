@@ -6,6 +6,7 @@ import structlog
 
 from gateway.policy.engine_load import EngineLoad
 from gateway.policy.events import Observer, RatesChanged, RequestEnded
+from gateway.policy.parameters import PolicyParameters
 from gateway.policy.request import Priority
 
 _log = structlog.get_logger(__name__)
@@ -23,6 +24,7 @@ class Observers(Observer):
         self._health_changed = [o.health_changed for o in observers]
         self._trial_allowed = [o.trial_allowed for o in observers]
         self._load_told = [o.load_told for o in observers]
+        self._reconfigured = [o.reconfigured for o in observers]
         self._queue_full = [o.queue_full for o in observers]
         self._reported: set[str] = set()
 
@@ -34,6 +36,9 @@ class Observers(Observer):
 
     def rates_changed(self, event: RatesChanged) -> None:
         self._tell(self._rates_changed, event)
+
+    def reconfigured(self, parameters: PolicyParameters, at: int) -> None:
+        self._tell(self._reconfigured, parameters, at)
 
     def health_changed(self, upstream: str, healthy: bool, at: int) -> None:
         self._tell(self._health_changed, upstream, healthy, at)

@@ -1,5 +1,6 @@
 """Gauges read from the policy when a page is asked for; between pages they cost nothing."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from math import isfinite
 
@@ -11,6 +12,7 @@ from gateway.policy.clock import to_seconds
 from gateway.policy.parameters import MILLITOKENS
 from gateway.policy.request import PRIORITIES
 from gateway.policy.slo_monitor import SLOS, VIEWS, WHOLES
+from gateway.policy.upstream_slots import UpstreamSlots
 from gateway.telemetry import catalogue
 from gateway.telemetry.catalogue import Definition
 
@@ -36,9 +38,7 @@ def policy_gauges(admission: Admission, now: int) -> Iterator[Metric]:
         catalogue.QUEUE_DEPTH, (((p.name,), sum(pool.depth(p) for pool in pools)) for p in PRIORITIES)
     )
     yield gauge(catalogue.QUEUE_BYTES, [((), sum(sum(pool.queued_bytes) for pool in pools))])
-    yield gauge(
-        catalogue.IN_FLIGHT, (((p.name, s.name), s.in_flight[p]) for p in PRIORITIES for s in upstreams)
-    )
+    yield gauge(catalogue.IN_FLIGHT, _in_flight([*upstreams, *admission.leaving]))
     yield gauge(
         catalogue.BUCKET_TOKENS,
         (((p.name,), sum(pool.buckets.level_tokens(p) for pool in pools)) for p in PRIORITIES),
@@ -48,8 +48,24 @@ def policy_gauges(admission: Admission, now: int) -> Iterator[Metric]:
         (((p.name,), sum(pool.buckets.rates[p] for pool in pools) / MILLITOKENS) for p in PRIORITIES),
     )
     yield gauge(catalogue.CAPACITY, [((), sum(pool.buckets.capacity for pool in pools) / MILLITOKENS)])
+    yield gauge(catalogue.CONTROLLER_SEVERITY, [((), _severity(admission))])
     yield gauge(catalogue.SLO_ATTAINMENT, _attainment(admission, now))
     yield gauge(catalogue.UPSTREAM_HEALTHY, (((s.name,), float(s.healthy)) for s in upstreams))
+
+
+def _severity(admission: Admission) -> float | None:
+    """Of the pool that is nearest to breaking a promise."""
+    told = [pool.control.severity for pool in admission.pools]
+    return max((severity for severity in told if severity is not None), default=None)
+
+
+def _in_flight(upstreams: Iterable[UpstreamSlots]) -> Values:
+    """By class and name, which one that leaves may share with the one that has come in its place."""
+    counts: Counter[tuple[str, str]] = Counter()
+    for slots in upstreams:
+        for p in PRIORITIES:
+            counts[p.name, slots.name] += slots.in_flight[p]
+    return counts.items()
 
 
 def _attainment(admission: Admission, now: int) -> Values:

@@ -30,9 +30,12 @@ class BoundedLabel:
 
     def __init__(self, max_values: int, reserved: Iterable[str] = ()) -> None:
         self._known = {"": UNKNOWN, UNKNOWN: UNKNOWN, OTHER: OTHER}
-        for value in reserved:
-            self._known[value] = clean(value) or UNKNOWN
+        self.reserve(reserved)
         self._room = max_values
+
+    def reserve(self, values: Iterable[str]) -> None:
+        for value in values:
+            self._known[value] = clean(value) or UNKNOWN
 
     def value(self, raw: str, learn: bool = True) -> str:
         """The label for a raw value; one not seen before becomes known only if `learn`."""

@@ -59,7 +59,6 @@ class Metrics(Observer, Collector):
         self._admission = admission
         self._clock = clock
         self._version = version
-        self._severity: float | None = None
         self._load_read_at: dict[str, int] = {}
         served = [model for u in parameters.upstreams for model in u.models if model != "*"]
         self._models = BoundedLabel(max_label_values, [*served, *known_models])
@@ -97,6 +96,9 @@ class Metrics(Observer, Collector):
             self._queue_full.child(upstream.name)
         self._retries = self._counter(catalogue.CLIENT_RETRIES).child()
         self._changes = self._counter(catalogue.CONTROLLER_CHANGES)
+        self._reloads = self._counter(catalogue.CONFIG_RELOADS)
+        for result in ("ok", "failed"):
+            self._reloads.child(result)
 
     def _build_histograms(
         self, parameters: PolicyParameters, first_byte_seconds: float, idle_seconds: float
@@ -185,7 +187,16 @@ class Metrics(Observer, Collector):
     def queue_full(self, upstream: str, at: int) -> None:
         self._queue_full.child(upstream).value += 1
 
+    def reconfigured(self, parameters: PolicyParameters, at: int) -> None:
+        for upstream in parameters.upstreams:
+            self._queue_full.child(upstream.name)
+            self._models.reserve(model for model in upstream.models if model != "*")
+        names = {upstream.name for upstream in parameters.upstreams}
+        self._load_read_at = {name: at for name, at in self._load_read_at.items() if name in names}
+
     def rates_changed(self, event: RatesChanged) -> None:
+        if not event.applied:
+            return
         reason = self._reasons.value(event.reason)
         self._changes.child(event.law, event.direction, reason).value += 1
 
@@ -197,16 +208,20 @@ class Metrics(Observer, Collector):
     def client_retried(self) -> None:
         self._retries.value += 1
 
+    def config_reloaded(self, result: str) -> None:
+        """`ok` or `failed`."""
+        self._reloads.child(result).value += 1
+
+    def know_tenants(self, tenants: Iterable[str]) -> None:
+        """They keep a label value of their own from now on."""
+        self._tenants.reserve(tenants)
+
     def proxy_overhead(self, nanoseconds: int) -> None:
         self._overhead.observe(nanoseconds)
 
     def load_page_read(self, upstream: str) -> None:
         """The upstream's load page was read just now."""
         self._load_read_at[upstream] = self._clock.now()
-
-    def set_controller_severity(self, severity: float | None) -> None:
-        """None where the law has no severity, or no signal to compute it from."""
-        self._severity = severity
 
     def watch(self, admission: Admission) -> None:
         """Read the gauges from this policy from now on."""
@@ -224,6 +239,5 @@ class Metrics(Observer, Collector):
             yield family.collect()
         if self._admission is not None:
             yield from policy_gauges(self._admission, self._clock.now())
-        yield gauge(catalogue.CONTROLLER_SEVERITY, [((), self._severity)])
         yield load_ages(self._load_read_at, self._clock.now())
         yield gauge(catalogue.BUILD_INFO, [((self._version,), 1.0)])

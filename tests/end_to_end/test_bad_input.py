@@ -139,6 +139,15 @@ async def test_no_key_is_told_before_the_body_has_come(gateway: GatewayProcess) 
         assert (await client.response()).status == 401
 
 
+async def test_no_key_and_waiting_to_be_asked_for_the_body(gateway: GatewayProcess) -> None:
+    """A client that waits for `100 Continue` gets its 401 in place of it."""
+    headers = [("expect", "100-continue"), ("content-length", "5")]
+    async with RawClient(gateway.port) as client:
+        await client.send(request_head("POST", CHAT_PATH, headers))
+        assert (await client.response()).status == 401
+        assert await client.rest() == b""
+
+
 # ── the priority header ──────────────────────────────────────────────────────────────────────────────────
 
 

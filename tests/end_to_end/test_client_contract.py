@@ -12,6 +12,7 @@ import pytest
 import structlog
 
 from gateway.api.app import Gateway
+from gateway.api.configuration import Configuration
 from gateway.api.inference import create_tenant_app
 from gateway.settings import Settings
 from tests.support.gateway_process import GatewayProcess, running_gateway
@@ -383,7 +384,7 @@ async def test_a_fault_of_the_gateway_is_told_as_one(where: str, stream: bool) -
     """A fault in the middle of a request is a 500 in the usual shape, tells nothing of the inside, is logged,
     and leaves place and tokens as they were."""
     settings = Settings.model_validate({"upstreams": [{"name": "gpu0", "url": "http://127.0.0.1:9"}]})
-    gateway = Gateway(settings)
+    gateway = Gateway(Configuration(settings))
     with structlog.testing.capture_logs() as log:
         edge = await gateway.start()
         (pool,) = edge.admission.pools
@@ -391,7 +392,8 @@ async def test_a_fault_of_the_gateway_is_told_as_one(where: str, stream: bool) -
         if where == "at the door":
             edge.prompt_reader = _Faulty()  # type: ignore[assignment]
         else:
-            edge.upstreams = {"gpu0": _Faulty()}  # type: ignore[dict-item]
+            (engine,) = edge.engines
+            engine.upstream = _Faulty()  # type: ignore[assignment]
         http = httpx.AsyncClient(transport=httpx.ASGITransport(create_tenant_app(edge)))
         sdk = openai.AsyncOpenAI(base_url="http://gateway/v1", api_key="x", http_client=http, max_retries=0)
         try:
@@ -407,4 +409,4 @@ async def test_a_fault_of_the_gateway_is_told_as_one(where: str, stream: bool) -
     assert (pool.slots[0].in_flight_total, pool.slots[0].in_flight_tokens) == (0, 0)
     assert list(pool.buckets.levels) == full
     assert [line["event"] for line in log if line["log_level"] == "error"] == ["internal error", "request"]
-    assert log[-1]["outcome"] == "internal_error"
+    assert [line["outcome"] for line in log if line["event"] == "request"] == ["internal_error"]

@@ -538,7 +538,7 @@ async def test_a_look_at_an_allowed_path_is_free(gateway: GatewayProcess, engine
         "/v2/rerank",
         "/v1/responses/resp_1",
         "/v1/responses/",
-        "/v1/audio/speech",
+        "/v1/audio/voices",
     ],
 )
 async def test_what_was_not_allowed_is_not_there(

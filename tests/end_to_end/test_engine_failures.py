@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.gateway_process import GatewayProcess, running_gateway
 from tests.support.loops import eventually
-from tests.support.raw_client import RawResponse, ask, chat, check_error, get, post_chat
+from tests.support.raw_client import RawResponse, ask, chat, check_error, get, post, post_chat
 from tests.support.scripted_engine import (
     DONE,
     END,
@@ -154,6 +154,26 @@ async def test_a_plain_answer_that_falls_silent(gateway: GatewayProcess, engine:
     """So is one that comes to a standstill, which is a matter of time."""
     engine.play = Held(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{")
     await failed(gateway, "standstill", 504, "upstream_timeout", "upstream_timeout")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"error": {"message": "out of memory", "code": 500}}),
+        ("/v1/responses", {"status": "failed", "error": {"code": "server_error", "message": "no memory"}}),
+    ],
+)
+async def test_a_success_that_is_none(
+    gateway: GatewayProcess, engine: ScriptedEngine, path: str, body: dict[str, Any]
+) -> None:
+    """A 200 whose body reports a failure passes as it is, counts as the engine's error, and no answer is
+    charged."""
+    engine.play = plain(json.dumps(body).encode())
+    asked = chat() if path.endswith("completions") else {"model": "mock-gpu", "input": "Hello"}
+    response = await ask(gateway.port, post(path, asked, [("x-request-id", path[1:].replace("/", "-"))]))
+    assert (response.status, response.json) == (200, body)
+    line = await gateway.ending(path[1:].replace("/", "-"))
+    assert (line["outcome"], line["output_tokens"]) == ("upstream_error", 0)
 
 
 async def test_a_stream_that_was_not_asked_for(gateway: GatewayProcess, engine: ScriptedEngine) -> None:

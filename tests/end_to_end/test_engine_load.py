@@ -277,3 +277,18 @@ async def test_requests_from_elsewhere_fill_the_engine() -> None:
                 assert [response.status for response in await waiting.answers()] == [200, 200]
     finally:
         await gpu.stop()
+
+
+async def test_an_engine_that_takes_less_than_it_is_sent() -> None:
+    """Of a burst of forty an engine with room for ten sends the rest back; they wait for places, and no
+    client hears of it."""
+    gpu = await MockGpuProcess.start("h100_llama3_8b", max_num_seqs=4, max_num_queued_reqs=10)
+    try:
+        async with running_gateway(settings({"name": "gpu0", "url": gpu.url})) as gateway:
+            body = post_chat(chat(max_tokens=20))
+            answers = await asyncio.gather(*(ask(gateway.port, body) for _ in range(40)))
+            assert [response.status for response in answers] == [200] * 40
+            assert (await gateway.metrics()).total("upstream_queue_full_total") >= 1
+            assert (await gateway.state())["upstreams"]["gpu0"]["engine_limit"] in range(10, 40)
+    finally:
+        await gpu.stop()

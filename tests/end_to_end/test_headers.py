@@ -58,16 +58,22 @@ async def gateway(engine: ScriptedEngine) -> AsyncIterator[GatewayProcess]:
 
 
 @pytest.mark.parametrize(("model", "credential"), [("guarded", f"Bearer {CREDENTIAL}"), ("open", None)])
+@pytest.mark.parametrize("login", [[BEARER], []], ids=["bearer", "x-api-key"])
 async def test_the_clients_secrets_stay_here(
-    gateway: GatewayProcess, engine: ScriptedEngine, model: str, credential: str | None
+    gateway: GatewayProcess,
+    engine: ScriptedEngine,
+    model: str,
+    credential: str | None,
+    login: list[tuple[str, str]],
 ) -> None:
     """The engine sees its own credential, or none, and nothing that the client logs in with anywhere."""
     engine.play = plain()
-    response = await ask(gateway.port, post_chat(chat() | {"model": model}, [BEARER, *SECRETS]))
-    assert response.status == 200
-    assert engine.last.header("authorization") == credential
-    assert KEY.encode() not in engine.last.raw
-    assert b"of-the-client" not in engine.last.raw
+    for headers in ([*login, *SECRETS], [*login, *SECRETS, ("connection", "authorization, x-api-key")]):
+        response = await ask(gateway.port, post_chat(chat() | {"model": model}, headers))
+        assert response.status == 200
+        assert engine.last.header("authorization") == credential
+        assert KEY.encode() not in engine.last.raw
+        assert b"of-the-client" not in engine.last.raw
 
 
 async def test_the_model_list_is_asked_for_with_the_engines_credential(

@@ -1,23 +1,31 @@
 """Keys: what they entitle to, and that neither they nor prompts appear anywhere."""
 
+import asyncio
+import sys
+from asyncio.subprocess import PIPE, STDOUT
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import yaml
 
 from tests.support.gateway_process import GatewayProcess, running_gateway
-from tests.support.raw_client import ask, chat, get, post_chat
+from tests.support.loops import eventually
+from tests.support.raw_client import ask, chat, get, post, post_chat
 from tests.support.scripted_engine import ScriptedEngine, breaking_off, plain, scripted_engine, token
 
 pytestmark = pytest.mark.anyio
 
 SECRET = "keep-this-to-yourself"
 URGENT, NORMAL, BATCH = (f"{SECRET}-{name}" for name in ("urgent", "normal", "batch"))
+FOREIGN = f"{SECRET}-schlüssel-鍵"
 KEYS: dict[str, dict[str, Any]] = {
     URGENT: {"tenant": "urgent", "default": "P0"},
     NORMAL: {"tenant": "normal", "ceiling": "P1"},
     BATCH: {"tenant": "batch", "ceiling": "P2"},
+    FOREIGN: {"tenant": "foreign"},
 }
 
 
@@ -28,7 +36,7 @@ async def engine() -> AsyncIterator[ScriptedEngine]:
 
 
 def _settings(engine: ScriptedEngine) -> dict[str, Any]:
-    upstream = {"name": "gpu0", "url": engine.url, "api_key": f"{SECRET}-engine"}
+    upstream = {"name": "gpu0", "url": engine.url, "models": ["mock-gpu"], "api_key": f"{SECRET}-engine"}
     return {
         "upstreams": [upstream],
         "logging": {"level": "debug"},
@@ -38,12 +46,22 @@ def _settings(engine: ScriptedEngine) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 async def gateway(engine: ScriptedEngine) -> AsyncIterator[GatewayProcess]:
-    async with running_gateway(_settings(engine), keys=KEYS, token=f"{SECRET}-operator") as gateway:
+    """With a second engine that was up when the gateway started and takes no connections any more."""
+    settings, token = _settings(engine), f"{SECRET}-operator"
+    async with scripted_engine() as gone:
+        left = {"name": "gone", "url": gone.url, "models": ["gone"], "api_key": f"{SECRET}-gone"}
+        settings["upstreams"].append({**left, "health": {"interval_seconds": 600}})
+        context = running_gateway(settings, keys=KEYS, token=token)
+        gateway = await context.__aenter__()
+        await eventually(lambda: bool(gone.probes))
+    try:
         yield gateway
+    finally:
+        await context.__aexit__(*sys.exc_info())
 
 
-def bearer(key: str) -> tuple[str, str]:
-    return ("authorization", f"Bearer {key}")
+def bearer(key: str) -> tuple[str, bytes]:
+    return ("authorization", f"Bearer {key}".encode())
 
 
 @pytest.mark.parametrize(
@@ -133,6 +151,9 @@ async def test_secrets_appear_nowhere(gateway: GatewayProcess, engine: ScriptedE
         (plain(), post_chat(prompt, [("authorization", f"Basic {SECRET}")])),
         (plain(), post_chat(prompt, [wrong, bearer(URGENT)])),
         (plain(), get(f"/v1/models?api_key={SECRET}", [wrong])),
+        (plain(), get("/v1/models", [("x-api-key", f"{SECRET}\xe9".encode("latin-1"))])),
+        (plain(), post_chat(prompt | {"model": "gone"}, [bearer(URGENT)])),
+        (plain(), post(f"/v1/chat/completions?k%65y={SECRET}&Api_Key={SECRET}", prompt, [wrong])),
         (plain(), post_chat(f'{{"model":"m","prompt":"{SECRET}"'.encode(), [bearer(URGENT)])),
         (plain(), post_chat(chat() | {"messages": SECRET}, [bearer(URGENT)])),
         (plain(), post_chat(prompt | {"stream": SECRET}, [bearer(URGENT)])),
@@ -146,7 +167,108 @@ async def test_secrets_appear_nowhere(gateway: GatewayProcess, engine: ScriptedE
     engine.play = plain()
     for key in KEYS:
         assert (await ask(gateway.port, post_chat(prompt, [bearer(key)]))).status == 200
+    assert (await ask(gateway.port, get(f"/{SECRET}", [wrong]))).status == 404
     page = await gateway.quiet()
     assert SECRET not in page.text
-    assert SECRET not in str(await gateway.state())
+    assert page.outcomes()["upstream_refused"] > 1
+    headers = {"authorization": f"Bearer {SECRET}-operator"}
+    async with httpx.AsyncClient(base_url=gateway.operations, trust_env=False, headers=headers) as client:
+        state = await client.get("/admin/state")
+    assert state.status_code == 200
+    assert SECRET not in state.text
     assert [line for line in gateway.lines if SECRET in line] == []
+
+
+async def test_keys_in_the_query_go_no_further(gateway: GatewayProcess, engine: ScriptedEngine) -> None:
+    """However their names are written they stay here, and what else is asked for passes."""
+    engine.play = plain()
+    query = f"k%65y={SECRET}&API-KEY={SECRET}&api%5fkey={SECRET}&apikey={SECRET}&x=1&access_token={SECRET}&y"
+    request = post(f"/v1/chat/completions?{query}", chat(), [bearer(URGENT)])
+    assert (await ask(gateway.port, request)).status == 200
+    assert engine.last.target == "/v1/chat/completions?x=1&y"
+
+
+async def test_a_key_that_is_not_ascii(gateway: GatewayProcess, engine: ScriptedEngine) -> None:
+    """It is let in when it is sent in the coding it was written in, and is unknown in any other."""
+    engine.play = plain()
+    for coding, status in (("utf-8", 200), ("utf-16-be", 401), ("gb18030", 401)):
+        given = f"Bearer {FOREIGN}".encode() if coding == "utf-8" else b"Bearer " + _visible(FOREIGN, coding)
+        response = await ask(gateway.port, post_chat(chat(), [("authorization", given)]))
+        assert response.status == status
+        response = await ask(gateway.port, post_chat(chat(), [("x-api-key", given[7:])]))
+        assert response.status == status
+
+
+def _visible(text: str, coding: str) -> bytes:
+    """Without the bytes that no header may have."""
+    return bytes(byte for byte in text.encode(coding) if byte > 32 and byte != 127)
+
+
+FAULTY = """
+from gateway.api.access import Access
+
+find = Access.caller
+
+
+def caller(access, headers):
+    found = find(access, headers)
+    if any(name == b"x-fault" for name, _ in headers):
+        raise ZeroDivisionError(f"headers {headers}, {dict(headers)[b'authorization'].decode()}")
+    return found
+
+
+Access.caller = caller
+"""
+"""Python runs a `sitecustomize` of its path at the start: here is a programming error for one."""
+
+
+async def test_a_fault_tells_no_key(engine: ScriptedEngine, tmp_path: Path) -> None:
+    """Not even one whose own message has all of the request's headers in it."""
+    (tmp_path / "sitecustomize.py").write_text(FAULTY, encoding="utf-8")
+    settings = {**_settings(engine), "server": {}}
+    async with running_gateway(settings, keys=KEYS, environ={"PYTHONPATH": str(tmp_path)}) as gateway:
+        response = await ask(gateway.port, post_chat(chat(), [bearer(URGENT), ("x-fault", "1")], id="faulty"))
+        assert (response.status, response.error["code"]) == (500, "internal_error")
+        assert SECRET.encode() not in response.body
+        assert (await gateway.ending("faulty"))["outcome"] == "internal_error"
+        page = await gateway.quiet()
+        assert SECRET not in page.text
+        assert any("ZeroDivisionError" in line for line in gateway.lines)
+        assert [line for line in gateway.lines if SECRET in line] == []
+        await gateway.kill()
+
+
+BAD_UPSTREAMS = [
+    {"name": "a", "url": "http://h", "api_key": f"{SECRET}-1", "no_such_key": 1},
+    {"name": "b", "url": f"http://user:{SECRET}-2@h"},
+    {"name": "c", "url": f"http://h/?api_key={SECRET}-3"},
+    {"name": "d", "url": "http://h", "api_key": [f"{SECRET}-4"]},
+    {"name": "e", "url": "http://h", "api_key": {"value": f"{SECRET}-5"}},
+    {"name": "f", "url": "http://h", "api-key": f"{SECRET}-6"},
+]
+
+
+@pytest.mark.parametrize("broken", ["values", "yaml", "keys"])
+async def test_a_bad_file_is_told_without_its_keys(tmp_path: Path, broken: str) -> None:
+    """What is wrong is told by place and kind; a key near by, or in the wrong place, is not repeated."""
+    config = tmp_path / "gateway.yaml"
+    settings: dict[str, Any] = {"server": {"port": 0, "operations_port": 0}}
+    if broken == "values":
+        settings["upstreams"] = BAD_UPSTREAMS
+        settings["server"]["operations_token"] = [f"{SECRET}-token"]
+    if broken == "keys":
+        settings["keys_file"] = "keys.yaml"
+        keys = [{"id": "a", "sha256": f"{SECRET}-a"}, {"id": "b", "key": f"{SECRET}-b", "tenant": "t"}]
+        (tmp_path / "keys.yaml").write_text(yaml.safe_dump(keys), encoding="utf-8")
+    text = yaml.safe_dump(settings)
+    if broken == "yaml":
+        text += f'upstreams: [{{name: a, url: http://h, api_key: "{SECRET}\n'
+    config.write_text(text, encoding="utf-8")
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "gateway", "serve", "--config", str(config)), stdout=PIPE, stderr=STDOUT
+    )
+    async with asyncio.timeout(30):
+        out, _ = await process.communicate()
+    assert process.returncode not in (0, None)
+    assert out
+    assert SECRET not in out.decode()

@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -51,32 +52,63 @@ async def _ready_is(gateway: GatewayProcess, status: int) -> bool:
     return await gateway.readiness() == status
 
 
-async def test_a_stream_may_end_and_the_rest_is_turned_away() -> None:
-    """On SIGTERM readiness ends at once, those who wait and those who come get 503 with advice, the stream
-    runs to its end mark, and then the process ends well."""
-    async with scripted_engine() as engine, running_gateway(settings_for(engine)) as gateway:
-        engine.play = held = held_stream(ROLE, token("one"))
-        async with RawClient(gateway.port) as streamer, RawClient(gateway.port) as waiter:
-            await streamer.send(post_chat(chat(stream=True), id="streams"))
-            await streamer.until(b"one")
-            await waiter.send(post_chat(chat(), id="waits"))
-            await eventually(lambda: _has_queued(gateway, 1))
+SHORT = {"max_tokens": 1}
+BATCH = ("x-request-priority", "P2")
+
+
+async def test_streams_may_end_and_the_rest_is_turned_away() -> None:
+    """On SIGTERM readiness ends at once; who waits, for a place or for tokens, and who comes get 503 with
+    advice; idle connections and half requests are closed; streams run to their end mark and are paid for, and
+    then the process ends well."""
+    async with scripted_engine() as engine:
+        settings = settings_for(engine, capacity={"tokens_per_second": 1000})
+        settings["upstreams"][0]["max_in_flight"] = 4
+        async with running_gateway(settings) as gateway, AsyncExitStack() as stack:
+
+            async def sent(id: str, *headers: tuple[str, str], **members: Any) -> RawClient:
+                client = await stack.enter_async_context(RawClient(gateway.port))
+                await client.send(post_chat(chat(**members), headers, id=id))
+                return client
+
+            idle = await sent("before", **SHORT)
+            assert (await idle.response()).status == 200
+            half = await stack.enter_async_context(RawClient(gateway.port))
+            await half.send(request_head("POST", "/v1/chat/completions")[:-2])
+            # More than P2 has at once: it goes, and leaves a debt behind that the next one waits out.
+            engine.play = batch = held_plain()
+            large = await sent("large", BATCH, max_tokens=400)
+            await batch.begun.wait()
+            engine.play = held = held_stream(ROLE, token("one"))
+            streamers = [await sent(f"stream-{n}", stream=True, **SHORT) for n in range(3)]
+            for streamer in streamers:
+                await streamer.until(b"one")
+            waiters = [await sent("throttled", BATCH, max_tokens=400)]
+            waiters += [await sent(f"waits-{n}", **SHORT) for n in range(5)]
+            await eventually(lambda: _has_queued(gateway, 6))
             gateway.signal(signal.SIGTERM)
-            check_turned_away(await waiter.response())
+            for waiter in waiters:
+                check_turned_away(await waiter.response())
             assert await gateway.readiness() == 503
             for request in (post_chat(chat()), get("/v1/models")):
                 check_turned_away(await ask(gateway.port, request))
-            async with RawClient(gateway.port) as client:
-                await client.send(get("/healthz"))
-                assert (await client.response()).status == 200
+            assert (await ask(gateway.port, get("/healthz"))).status == 200
             held.released.set()
-            rest = await streamer.rest()
-            assert DONE in rest
-            assert rest.endswith(b"0\r\n\r\n")
-        await gateway.stop()
-        outcomes = {line["request_id"]: line["outcome"] for line in gateway.endings()}
-        assert (outcomes["streams"], outcomes["waits"]) == ("completed", "rejected_draining")
-        assert len(outcomes) == 4
+            batch.released.set()
+            assert (await large.response()).status == 200
+            for streamer in streamers:
+                rest = await streamer.rest()
+                assert DONE in rest
+                assert rest.endswith(b"0\r\n\r\n")
+            assert (await idle.rest(), await half.rest()) == (b"", b"")
+            await gateway.stop()
+        lines = {line["request_id"]: line for line in gateway.endings()}
+        outcomes = {id: line["outcome"] for id, line in lines.items()}
+        served = {"before", "large", *(f"stream-{n}" for n in range(3))}
+        assert {id for id, outcome in outcomes.items() if outcome == "completed"} == served
+        assert {outcome for id, outcome in outcomes.items() if id not in served} == {"rejected_draining"}
+        assert len(lines) == len(served) + 6 + 2
+        assert all((line["cost"] > 0) == (id in served) for id, line in lines.items())
+        assert {lines[f"stream-{n}"]["output_tokens"] for n in range(3)} == {1}
 
 
 async def _endless(connection: ScriptedConnection, request: RecordedRequest) -> None:
@@ -111,6 +143,7 @@ async def test_what_does_not_end_is_broken_off() -> None:
                 )
             )
             await eventually(lambda: _has_in_flight(gateway, 4))
+            told_at = asyncio.get_running_loop().time()
             gateway.signal(signal.SIGTERM)
             stream, answered = await clients[0].rest(), await clients[1].response()
             assert b"shutting down" in stream
@@ -118,6 +151,7 @@ async def test_what_does_not_end_is_broken_off() -> None:
             assert not stream.endswith(b"0\r\n\r\n")
             check_turned_away(answered)
             await gateway.stop()
+            assert 0.5 <= asyncio.get_running_loop().time() - told_at < 10
             for client in clients:
                 await client.leave()
             outcomes = {line["request_id"]: line["outcome"] for line in gateway.endings()}
@@ -131,16 +165,17 @@ async def _has_in_flight(gateway: GatewayProcess, count: int) -> bool:
     return await gateway.in_flight() == count
 
 
-async def test_a_second_signal_ends_at_once() -> None:
-    """Who cannot wait for the streams to end presses Ctrl-C twice."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+async def test_a_second_signal_ends_at_once(number: signal.Signals) -> None:
+    """Who cannot wait for the streams to end presses Ctrl-C twice, or sends SIGTERM again."""
     async with scripted_engine() as engine, running_gateway(settings_for(engine)) as gateway:
         engine.play = held_stream(ROLE, token("one"))
         async with RawClient(gateway.port) as client:
             await client.send(post_chat(chat(stream=True), id="cut"))
             await client.until(b"one")
-            gateway.signal(signal.SIGINT)
+            gateway.signal(number)
             await eventually(lambda: _ready_is(gateway, 503))
-            gateway.signal(signal.SIGINT)
+            gateway.signal(number)
             assert b"shutting down" in await client.rest()
         await gateway.stop()
         assert [line["outcome"] for line in gateway.endings("cut")] == ["rejected_draining"]

@@ -2,6 +2,9 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from itertools import pairwise
+from statistics import median
 
 import pytest
 
@@ -17,7 +20,6 @@ from tests.support.scripted_engine import (
     ScriptedEngine,
     plain,
     scripted_engine,
-    streaming,
     token,
 )
 from tests.support.scripted_upstream import STREAM_HEAD, RecordedRequest, ScriptedConnection, chunk
@@ -25,21 +27,34 @@ from tests.support.scripted_upstream import STREAM_HEAD, RecordedRequest, Script
 pytestmark = pytest.mark.anyio
 
 MEGABYTE = 1 << 20
-OFFERED_BYTES = 64 * MEGABYTE
+READERS = 20
+OFFERED_BYTES = 200 * MEGABYTE
+"""To each of them, as fast as it is taken."""
+GROWTH_BYTES_MAX = 50 * MEGABYTE
+WRITE_IDLE_SECONDS = 2
+SLOW_BYTES = 64 * MEGABYTE
+STEADY = "steady"
+STEADY_TOKENS = 30
+STEADY_SECONDS = 0.02
 KERNEL_BYTES_MAX = 16 * MEGABYTE
 """What the kernel may hold in the sockets on both sides of the gateway."""
 PIECE = b"".join(chunk(token("x" * 900)) for _ in range(64))
 
 
 class Offer:
-    """An engine that streams as fast as it is let, and counts what was taken from it."""
+    """An engine that streams as fast as it is let, and counts what was taken from it. Who asks for a steady
+    stream gets a token every now and then."""
 
-    def __init__(self) -> None:
+    def __init__(self, length: int = OFFERED_BYTES) -> None:
+        self._length = length
         self.connections: list[ScriptedConnection] = []
         self._sent_before: list[int] = []
 
     async def __call__(self, connection: ScriptedConnection, request: RecordedRequest) -> None:
-        end = connection.sent_bytes + OFFERED_BYTES
+        if STEADY.encode() in request.body:
+            await _steady(connection)
+            return
+        end = connection.sent_bytes + self._length
         self._sent_before.append(connection.sent_bytes)
         self.connections.append(connection)
         await connection.send(STREAM_HEAD + chunk(ROLE))
@@ -61,6 +76,27 @@ class Offer:
             await asyncio.sleep(0.2)
 
 
+async def _steady(connection: ScriptedConnection) -> None:
+    await connection.send(STREAM_HEAD)
+    for _ in range(STEADY_TOKENS):
+        await connection.send(chunk(token("x")))
+        await asyncio.sleep(STEADY_SECONDS)  # the story: an engine's pace
+    await connection.send(chunk(FINISH) + chunk(DONE) + END)
+
+
+async def steady_gap(gateway: GatewayProcess) -> float:
+    """Median time between the tokens of a steady stream, in seconds."""
+    loop = asyncio.get_running_loop()
+    came_at = []
+    async with RawClient(gateway.port) as client:
+        await client.send(post_chat(chat(STEADY, stream=True)))
+        await client.head()
+        while piece := await client.chunk():
+            came_at += [loop.time()] if b'"x"' in piece else []
+    assert len(came_at) > STEADY_TOKENS // 2
+    return median(after - before for before, after in pairwise(came_at))
+
+
 @pytest.fixture(scope="module")
 async def engine() -> AsyncIterator[ScriptedEngine]:
     async with scripted_engine() as engine:
@@ -71,7 +107,7 @@ async def engine() -> AsyncIterator[ScriptedEngine]:
 async def gateway(engine: ScriptedEngine) -> AsyncIterator[GatewayProcess]:
     settings = {
         "upstreams": [{"name": "gpu0", "url": engine.url}],
-        "server": {"write_idle_seconds": 1},
+        "server": {"write_idle_seconds": WRITE_IDLE_SECONDS},
         "upstream_timeouts": {"idle_seconds": 0.5},
         "capacity": {"tokens_per_second": 1_000_000_000},  # these streams are long
     }
@@ -80,30 +116,34 @@ async def gateway(engine: ScriptedEngine) -> AsyncIterator[GatewayProcess]:
 
 
 async def test_readers_that_take_nothing(gateway: GatewayProcess, engine: ScriptedEngine) -> None:
-    """The engine's writes block, memory stays small, others are served; then the idle readers are dropped,
-    their connections with them, and it is not called the engine's silence."""
+    """The engine's writes block, memory stays small, another's stream keeps its pace; then the idle readers
+    are dropped, their connections with them, and it is not called the engine's silence."""
     engine.play = offer = Offer()
+    alone = await steady_gap(gateway)
     sockets, memory = open_sockets(gateway.pid), resident_bytes(gateway.pid)
-    readers = [RawClient(gateway.port, receive_buffer_bytes=8192) for _ in range(8)]
-    for n, reader in enumerate(readers):
-        await reader.__aenter__()
-        await reader.send(post_chat(chat(stream=True), id=f"idle-{n}"))
-    await eventually(lambda: len(offer.connections) == len(readers))
-    await offer.stands_still()
-    assert all(taken < KERNEL_BYTES_MAX for taken in offer.taken_bytes)
-    assert resident_bytes(gateway.pid) - memory < 24 * MEGABYTE
-    engine.play = streaming(ROLE, token("Hello"), FINISH, DONE)
-    async with RawClient(gateway.port) as other:
-        await other.send(post_chat(chat(stream=True)))
-        assert (await other.response()).whole
-    for n in range(len(readers)):
-        line = await gateway.ending(f"idle-{n}")
-        assert (line["outcome"], line["status"]) == ("client_stalled", 200)
-        assert line["output_tokens"] > 0
-    await eventually(lambda: open_sockets(gateway.pid) <= sockets + 2)
-    assert all(connection.peer_closed.is_set() for connection in offer.connections)
-    for reader in readers:
-        await reader.leave()
+    async with AsyncExitStack() as stack:
+        for n in range(READERS):
+            reader = await stack.enter_async_context(RawClient(gateway.port, receive_buffer_bytes=8192))
+            await reader.send(post_chat(chat(stream=True), id=f"idle-{n}"))
+        await eventually(lambda: len(offer.connections) == READERS)
+        await offer.stands_still()
+        assert all(taken < KERNEL_BYTES_MAX for taken in offer.taken_bytes)
+        beside = await steady_gap(gateway)
+        grown = resident_bytes(gateway.pid) - memory
+        print(
+            f"{READERS} readers, {OFFERED_BYTES / MEGABYTE:.0f} MiB offered to each, "
+            f"{sum(offer.taken_bytes) / MEGABYTE:.0f} MiB taken from all of them; "
+            f"resident {memory / MEGABYTE:.1f} MiB before, {grown / MEGABYTE:.1f} MiB more; "
+            f"another's gap {alone * 1000:.1f} ms before, {beside * 1000:.1f} ms beside them"
+        )
+        assert grown < GROWTH_BYTES_MAX
+        assert beside < 1.5 * alone + 0.02
+        for n in range(READERS):
+            line = await gateway.ending(f"idle-{n}")
+            assert (line["outcome"], line["status"]) == ("client_stalled", 200)
+            assert line["output_tokens"] > 0
+        await eventually(lambda: open_sockets(gateway.pid) <= sockets + 2)
+        assert all(connection.peer_closed.is_set() for connection in offer.connections)
 
 
 async def test_a_reader_that_takes_nothing_of_a_large_answer(
@@ -121,15 +161,15 @@ async def test_a_reader_that_takes_nothing_of_a_large_answer(
 async def test_a_reader_that_is_slow(gateway: GatewayProcess, engine: ScriptedEngine) -> None:
     """Who takes a little now and then keeps the stream, to its end, though it lasts longer than the time
     after which an idle reader is dropped."""
-    engine.play = offer = Offer()
+    engine.play = offer = Offer(SLOW_BYTES)
     began = asyncio.get_running_loop().time()
     async with RawClient(gateway.port, receive_buffer_bytes=65536) as client:
         await client.send(post_chat(chat(stream=True), id="slow"))
         await client.head()
-        while asyncio.get_running_loop().time() < began + 1.5:
+        while asyncio.get_running_loop().time() < began + 1.5 * WRITE_IDLE_SECONDS:
             await client.read(256 * 1024)
             await asyncio.sleep(0.1)  # this is what slow means
-        assert offer.taken_bytes[0] < OFFERED_BYTES
+        assert offer.taken_bytes[0] < SLOW_BYTES
         assert not gateway.endings("slow")
         rest = b""
         while not rest.endswith(b"0\r\n\r\n"):

@@ -406,11 +406,17 @@ async def test_silence_between_events_is_not_the_wait_for_the_first(
         await asyncio.sleep(3 * IDLE_SECONDS)
         await streaming(ROLE, token("one"), FINISH, DONE)(connection, request)
 
-    for stream in (True, False):
-        engine.play = late if stream else _late_plain
-        response = await ask(gateway.port, post_chat(chat(stream=stream), id=f"{id}-late-{stream}"))
+    async def late_after_its_head(connection: ScriptedConnection, request: RecordedRequest) -> None:
+        await connection.send(STREAM_HEAD)
+        await asyncio.sleep(3 * IDLE_SECONDS)
+        await connection.send(b"".join(map(chunk, (ROLE, token("one"), FINISH, DONE))) + END)
+
+    for name, script in (("late", late), ("head", late_after_its_head), ("plain", _late_plain)):
+        engine.play = script
+        stream = script is not _late_plain
+        response = await ask(gateway.port, post_chat(chat(stream=stream), id=f"{id}-{name}"))
         assert (response.status, response.whole) == (200, True)
-        line = await gateway.ending(f"{id}-late-{stream}")
+        line = await gateway.ending(f"{id}-{name}")
         assert line["outcome"] == "completed"
         assert not stream or line["ttft_ms"] >= 3 * IDLE_SECONDS * 1000
 

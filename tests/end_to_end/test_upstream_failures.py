@@ -307,29 +307,33 @@ class Flowing:
         await connection.send(STREAM_HEAD)
         while not self.stopped.is_set():
             await connection.send(chunk(token("x")))
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.05)
         await self.ended.wait()
         await connection.send(chunk(FINISH) + chunk(DONE) + END)
 
 
-async def test_late_probes_while_a_stream_flows(engine: ScriptedEngine) -> None:
-    """Every third probe late is never three in a row; all of them late says nothing while tokens come; when
-    none come any more, it does."""
+async def test_late_probes_while_streams_flow(engine: ScriptedEngine) -> None:
+    """Beside fifty streams every third probe late is never three in a row; all of them late says nothing
+    while tokens come; when none come any more, it does, and the streams run on to their ends."""
     probed = {"health": {"interval_seconds": 0.1, "fail_after": 3}}
-    async with running_gateway(settings(upstream("gpu0", engine.url, **probed))) as gateway:
+    given = settings(upstream("gpu0", engine.url, **probed), capacity={"tokens_per_second": 1_000_000})
+    async with running_gateway(given) as gateway, AsyncExitStack() as stack:
         engine.play = flowing = Flowing()
-        async with RawClient(gateway.port) as client:
+        clients = [await stack.enter_async_context(RawClient(gateway.port)) for _ in range(50)]
+        for client in clients:
             await client.send(post_chat(chat(stream=True)))
+        for client in clients:
             await client.until(b"x")
-            for late in ((False, False, True), (True,)):
-                engine.probed = slow = Slow(*late)
-                await eventually(lambda slow=slow: slow.count >= 10)
-                assert await is_healthy(gateway)
-                assert said(gateway, "upstream is down") == []
-            flowing.stopped.set()
-            await eventually(lambda: said(gateway, "upstream is down") != [])
-            assert not await is_healthy(gateway)
-            flowing.ended.set()
+        for late in ((False, False, True), (True,)):
+            engine.probed = slow = Slow(*late)
+            await eventually(lambda slow=slow: slow.count >= 10)
+            assert await is_healthy(gateway)
+            assert said(gateway, "upstream is down") == []
+        flowing.stopped.set()
+        await eventually(lambda: said(gateway, "upstream is down") != [])
+        assert not await is_healthy(gateway)
+        flowing.ended.set()
+        for client in clients:
             assert (await client.until(END)).endswith(DONE + b"\r\n" + END)
 
 

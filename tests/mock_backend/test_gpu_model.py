@@ -382,6 +382,34 @@ def test_memory_and_tokens_are_conserved(
     assert as_if_new(engine) == as_if_new(GpuEngine(preset, policy))
 
 
+@settings(max_examples=100, deadline=None)
+@given(
+    actions=st.lists(st.one_of(SUBMIT, ABORT, HALF_STEP, HALF_STEP, HALF_STEP), max_size=60),
+    chunk=st.sampled_from([None, 1, 3, 8]),
+)
+def test_a_brief_end_tells_first_and_last_tokens(
+    actions: list[tuple[str, int, int, int]], chunk: int | None
+) -> None:
+    """Whatever comes when, it is the same iterations, without the tokens in between."""
+    told, brief = (GpuEngine(replace(TINY, chunk_tokens=chunk)) for _ in range(2))
+    under_way = False
+    for number, (action, first, second, priority) in enumerate(actions):
+        if action == "submit":
+            for engine in (told, brief):
+                engine.submit(Sequence(number, first, second, priority))
+        elif action == "abort":
+            assert told.abort(first) == brief.abort(first)
+        elif under_way:
+            whole, part = told.end(), brief.end_briefly()
+            assert [t for t in whole if t.token_index == 0 or t.finished or t in part] == part
+            under_way = False
+        elif told.has_work():
+            assert told.begin() == brief.begin()
+            assert told.preempted == brief.preempted
+            under_way = True
+        assert (told.running, told.kv_tokens_used) == (brief.running, brief.kv_tokens_used)
+
+
 def as_if_new(engine: GpuEngine) -> list[int]:
     """Durations of a small workload, which would show any context still counted from earlier."""
     engine.submit(Sequence("x", 5, 4))

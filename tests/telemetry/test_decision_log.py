@@ -159,7 +159,8 @@ def test_names_from_outside_are_made_harmless(log, lines, ended):
 
 def test_what_else_changed_has_lines_of_its_own(log, lines):
     """Rates with their reason, health, each reading of an engine's page, an engine without room."""
-    log.rates_changed(RatesChanged(7, "severity", "gap", "down", (3, 2, 1), (3, 2, 0), {"gap": 1.5}))
+    change = RatesChanged(7, "severity", "gap", "down", (3, 2, 1), (3, 2, 0), {"gap": 1.5}, ("gpu0",), 4)
+    log.rates_changed(change)
     log.health_changed("gpu0", False, 8)
     log.trial_allowed("gpu0", 8)
     log.load_told("gpu0", LOAD, 9)
@@ -178,6 +179,9 @@ def test_what_else_changed_has_lines_of_its_own(log, lines):
             "old_rates_millitokens_per_second": [3, 2, 1],
             "new_rates_millitokens_per_second": [3, 2, 0],
             "inputs": {"gap": 1.5},
+            "upstreams": ["gpu0"],
+            "order": 4,
+            "applied": True,
         },
         {"event": "health", "at_ns": 8, "upstream": "gpu0", "healthy": False},
         {"event": "trial", "at_ns": 8, "upstream": "gpu0"},
@@ -220,7 +224,7 @@ def test_other_settings_have_a_line_when_they_come(open_log, tmp_path, parameter
     """Within the same run, with the time since when they hold; the files after it begin with them."""
     log = open_log(max_bytes=6300)
     clock.advance(5)
-    log.reconfigured(dataclasses.replace(parameters, law="other"))
+    log.reconfigured(dataclasses.replace(parameters, law="other"), clock.now())
     for _ in range(10):
         log.ended(ended())
     log.close()

@@ -5,6 +5,7 @@ import pytest
 from gateway.policy.admission import Delivered
 from gateway.policy.outcome import Outcome
 from gateway.policy.request import PRIORITIES, Ask, Priority, Stage, Usage
+from gateway.policy.severity_law import SeverityLaw
 
 DISPATCHED_ENDINGS = [
     Outcome.COMPLETED,
@@ -91,11 +92,13 @@ def test_upstream_health_and_load_age(admission, metrics, clock, scrape):
     assert scrape().value("upstream_load_age_seconds", upstream="gpu0") == 1.5
 
 
-def test_severity_appears_once_there_is_one(admission, metrics, scrape):
-    metrics.set_controller_severity(1.25)
-    assert scrape().value("controller_severity") == 1.25
-    metrics.set_controller_severity(None)
+def test_severity_appears_once_there_is_one(admission, scrape):
+    """Where the law has such a figure and a signal to compute it from."""
+    law = SeverityLaw(admission.parameters)
+    admission.pools[0].control.law = law
     assert scrape().value("controller_severity") is None
+    law.severity = 1.25
+    assert scrape().value("controller_severity") == 1.25
 
 
 @pytest.mark.parametrize("seed", range(5))

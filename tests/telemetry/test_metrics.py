@@ -1,3 +1,4 @@
+from dataclasses import replace
 from math import isfinite
 
 import pytest
@@ -5,6 +6,7 @@ import pytest
 from gateway.policy.events import RatesChanged
 from gateway.policy.outcome import Outcome
 from gateway.policy.request import PRIORITIES, Priority, Usage
+from gateway.policy.severity_law import SeverityLaw
 from gateway.telemetry.catalogue import CATALOGUE, PREFIX
 from gateway.telemetry.endings import ended_at_the_door
 from gateway.telemetry.metrics import METRIC_NAMES, SERIES_NAMES, Metrics
@@ -34,6 +36,7 @@ LABELS = {
     "controller_severity": set(),
     "upstream_healthy": {"upstream"},
     "upstream_queue_full_total": {"upstream"},
+    "config_reloads_total": {"result"},
     "upstream_load_age_seconds": {"upstream"},
     "build_info": {"version"},
 }
@@ -59,7 +62,8 @@ def test_page_holds_what_the_catalogue_says(metrics, admission, scrape, ended):
     """Every sample on the page has a name and labels of the catalogue, and every metric can appear."""
     metrics.ended(ended())
     admission.slo_monitor.record(ended(ended_at=1))
-    metrics.set_controller_severity(0.7)
+    admission.pools[0].control.law = law = SeverityLaw(admission.parameters)
+    law.severity = 0.7
     metrics.load_page_read("gpu0")
     metrics.rates_changed(RatesChanged(1, "severity", "p0 late", "down", (3, 2, 1), (3, 2, 0), {}))
     page = scrape()
@@ -243,6 +247,7 @@ def test_events_of_edge_and_controller(metrics, scrape):
     assert page.value("client_retries_total") == 1
     assert page.value("promotions_total", priority="P2") == 1
     assert page.value("proxy_overhead_seconds_sum") == 0.00012
+    metrics.rates_changed(replace(change, applied=False))
     changes = {"law": "severity", "direction": "down", "reason": "p0_slow"}
     assert page.value("controller_changes_total", **changes) == 2
 
@@ -257,7 +262,8 @@ def test_reasons_are_bounded(metrics, scrape):
 def test_no_number_on_the_page_is_odd(metrics, admission, scrape, ended):
     """Neither NaN nor an infinity, before the first request and after."""
     assert all(isfinite(value) for value in scrape().samples.values())
-    metrics.set_controller_severity(float("nan"))
+    admission.pools[0].control.law = law = SeverityLaw(admission.parameters)
+    law.severity = float("nan")
     metrics.ended(ended(tpot_ns=0, ttft_ns=0, max_gap_ns=10**18))
     page = scrape()
     assert all(isfinite(value) for value in page.samples.values())

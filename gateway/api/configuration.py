@@ -1,0 +1,88 @@
+"""A whole configuration: the settings with the files they name, read and checked before anything is done."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from gateway.api.tokenizer_files import TokenizerFile, load_tokenizers
+from gateway.keys import KeyRing, load_keys
+from gateway.settings import Settings, load_settings
+
+_ONLY_AT_START: Final = (
+    "server.host",
+    "server.port",
+    "server.operations_host",
+    "server.operations_port",
+    "server.operations_token",
+    "state",
+    "decision_log",
+    "decision_log_max_bytes",
+    "decision_log_files",
+    "metrics.max_label_values",
+)
+"""Settings that a running gateway cannot change: its ports and who may use them, what is open or counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    settings: Settings
+    keys: KeyRing | None = None
+    """None: the gateway is open to all."""
+    tokenizers: Mapping[str, TokenizerFile] = field(default_factory=dict)
+    """By model."""
+
+
+def read_configuration(path: Path | None) -> Configuration:
+    """What the file at `path` (none: the defaults) and the environment say. Raises ConfigError."""
+    settings = load_settings(path)
+    keys = None if settings.keys_file is None else load_keys(settings.keys_file)
+    return Configuration(settings, keys, load_tokenizers(settings.tokenizers, path))
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Names of settings: those that are others now, and of these the ones that stay until a restart."""
+
+    changed: tuple[str, ...]
+    needs_restart: tuple[str, ...]
+
+
+def difference(old: Configuration, new: Configuration) -> Difference:
+    before, after = _flat(old.settings), _flat(new.settings)
+    names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+    one_sided = {u.name for u in old.settings.upstreams} ^ {u.name for u in new.settings.upstreams}
+    for upstream in sorted(one_sided):
+        whole = f"upstreams.{upstream}"
+        names = [name for name in names if not name.startswith(whole + ".")] + [whole]
+    if list(old.keys or ()) != list(new.keys or ()) and "keys_file" not in names:
+        names.append("keys_file")
+    stay = tuple(name for name in names if name in _ONLY_AT_START)
+    return Difference(tuple(name for name in names if name not in stay), stay)
+
+
+def as_far_as_running(old: Settings, new: Settings) -> Settings:
+    """The new settings with what stays until a restart as it was."""
+    stay: dict[str, dict[str, Any]] = {"server": {}, "metrics": {}}
+    top: dict[str, Any] = {}
+    for name in _ONLY_AT_START:
+        section, _, key = name.rpartition(".")
+        (stay[section] if section else top)[key] = getattr(getattr(old, section) if section else old, key)
+    sections = {name: getattr(new, name).model_copy(update=values) for name, values in stay.items()}
+    return new.model_copy(update={**top, **sections})
+
+
+def _flat(settings: Settings) -> dict[str, Any]:
+    return dict(_leaves((), settings.model_dump()))
+
+
+def _leaves(path: tuple[str, ...], tree: Any) -> Iterator[tuple[str, Any]]:
+    """Values by dotted name; of upstreams the name stands in for the place in the list."""
+    if isinstance(tree, Mapping) and tree:
+        for key, value in tree.items():
+            yield from _leaves((*path, str(key)), value)
+    elif path == ("upstreams",):
+        for upstream in tree:
+            yield from _leaves((*path, upstream["name"]), upstream)
+    else:
+        yield ".".join(path), tree
