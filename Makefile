@@ -45,6 +45,15 @@ test-long: $(INSTALLED_DEV) ## The random tests at full length: 100,000 steps of
 	LONG_INTERLEAVING_STEPS=100000 CHARGED_REQUESTS=10000 $(VENV_PYTHON) -m pytest --durations=3 \
 		tests/policy/scenarios/test_long_interleaving.py tests/end_to_end/test_charges.py $(ARGS)
 
+.PHONY: soak
+soak: $(INSTALLED_DEV) ## Ten minutes of all that can go wrong, 200 connections; ARGS="--seconds 60 --reload"
+	@$(VENV_PYTHON) -m tests.soak $(ARGS)
+
+.PHONY: test-engines
+test-engines: $(INSTALLED_DEV) ## The gateway and a real vLLM, on the CPU; 3.5 GB the first time
+	@$(VENV_PYTHON) -m tests.engines.vllm_environment
+	TEST_ENGINES=build/engines $(VENV_PYTHON) -m pytest -rs --durations=5 tests/engines $(ARGS)
+
 .PHONY: seed-scenario
 seed-scenario: $(INSTALLED_DEV) ## Long prompts beside conversations, with real processes; ARGS="--seconds 180 --trace FILE"
 	@$(VENV_PYTHON) -m tests.benchmarks.seed_scenario $(ARGS)
