@@ -3,8 +3,8 @@
 Attainment is the engine's side of it: of requests dispatched since the last change, those that the engine
 served as promised. A stream that is too slow already, to its first token or in its pace, counts as a broken
 promise before it ends: slow ones report late. Nothing changes within the cool-down. A class is judged by no
-fewer than `min_samples` (20), after five minutes without a change by 5 of those minutes. One change at a time,
-the first that applies:
+fewer than `min_samples` (20), after five minutes without a change by 5 of those minutes. One change at a
+time, the first that applies:
 
 1. P0 below 0.95: C × 0.90, from P2 down to its floor, then P1, last P0.
 2. P0 well, and its own bucket held it back below its share: it takes 5 % of its rate back, from P2, then P1.
