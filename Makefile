@@ -59,12 +59,16 @@ seed-scenario: $(INSTALLED_DEV) ## Long prompts beside conversations, with real 
 	@$(VENV_PYTHON) -m tests.benchmarks.seed_scenario $(ARGS)
 
 .PHONY: demo
-demo: $(INSTALLED_DEV) ## The same in half a minute of each: what the classes change, in a table
-	@$(VENV_PYTHON) -m tests.benchmarks.seed_scenario --seconds 30 $(ARGS)
+demo: $(INSTALLED) ## In a minute: what the classes change, in a table; ARGS="--seconds 10"
+	@$(VENV)/bin/qos-gateway demo $(ARGS)
 
 .PHONY: long-prompts
 long-prompts: $(INSTALLED_DEV) ## What each long-prompt rule buys, in virtual time; ARGS="--trace FILE --preset seed_32k"
 	@$(VENV_PYTHON) -m tests.benchmarks.long_prompt_rules $(ARGS)
+
+.PHONY: stability
+stability: $(INSTALLED_DEV) ## The control laws under load that changes, in virtual time; ARGS="--quick --traces FOLDER"
+	@$(VENV_PYTHON) -m tests.benchmarks.stability $(ARGS)
 
 .PHONY: noisy-neighbour
 noisy-neighbour: $(INSTALLED_DEV) ## Nine tenants beside one that asks for ten times as much, in virtual time

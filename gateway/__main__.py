@@ -11,6 +11,7 @@ import typer
 from gateway import __version__
 from gateway.mock_backend.faults import kinds_help
 from gateway.mock_backend.gpu_model import PRESETS
+from gateway.simulator import cli as simulator
 
 if TYPE_CHECKING:
     from gateway.api.configuration import Configuration
@@ -36,6 +37,7 @@ ConfigOption = Annotated[
 EXIT_CONFIG = 2
 EXIT_PORT = 3
 EXIT_ENGINE = 4
+EXIT_INTERRUPTED = 130
 
 
 @cli.command()
@@ -141,6 +143,85 @@ def check_config(
     typer.echo(f"{config}: good. Engines: {engines}. {door[0].upper()}{door[1:]}.")
 
 
+@cli.command()
+def demo(
+    seconds: Annotated[float, typer.Option(min=1, help="Of each half.")] = 20.0,
+    seed: Annotated[int, typer.Option(help="The same seed asks the same.")] = 1,
+) -> None:
+    """Show in a minute what the classes change: the same load without the gateway, then with it.
+
+    Real processes on a mock GPU and free ports of this machine; nothing needs to run and nothing stays.
+    """
+    import asyncio
+
+    import uvloop
+    from rich.console import Console
+
+    from gateway.demo.command import run_demo
+    from gateway.mock_backend.child import MockGpuError
+
+    try:
+        uvloop.run(run_demo(seconds, seed, Console()))
+    except (MockGpuError, RuntimeError) as error:
+        _fail(str(error), EXIT_ENGINE)
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        _fail("stopped", EXIT_INTERRUPTED)
+
+
+@cli.command()
+def calibrate(
+    url: Annotated[str, typer.Option(help="The engine, as in http://engine:8000.", show_default=False)],
+    model: Annotated[str | None, typer.Option(help="Needed if it serves several.")] = None,
+    api_key_env: Annotated[
+        str | None, typer.Option(metavar="VAR", help="Environment variable with the engine's API key.")
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=1, help="No longer than this.")] = 60.0,
+    tokens: Annotated[int, typer.Option(min=1000, help="No more than this, prompts and answers.")] = 500_000,
+    tpot_seconds: Annotated[
+        float, typer.Option(min=0.001, help="Target of time per output token, as in classes.P0.slo.")
+    ] = 0.06,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the YAML there; else to standard output.")
+    ] = None,
+) -> None:
+    """Measure an engine and suggest tokens_per_second, output_weight and max_in_flight for it, as YAML.
+
+    Sends it prompts of several lengths, then more and more requests at once until that does not pay.
+    """
+    import uvloop
+
+    from gateway.calibration.command import calibrate as measure
+    from gateway.calibration.command import warning
+    from gateway.calibration.engine import EngineProblem
+    from gateway.calibration.probes import Bounds
+
+    bounds = Bounds(seconds, tokens)
+    api_key = _from_environment(api_key_env)
+    if out is not None and not out.parent.is_dir():
+        _fail(f"{out}: there is no such folder", EXIT_CONFIG)
+    if not yes:
+        if not sys.stdin.isatty():
+            _fail(f"{warning(url, bounds)} Say --yes if that is wanted.", EXIT_CONFIG)
+        typer.echo(warning(url, bounds), err=True)
+        typer.confirm("Go on?", abort=True, err=True)
+    try:
+        suggested = uvloop.run(measure(url, model, api_key, bounds, tpot_seconds))
+        if out is None:
+            typer.echo(suggested, nl=False)
+        else:
+            out.write_text(suggested, encoding="utf-8")
+    except EngineProblem as error:
+        _fail(str(error), EXIT_ENGINE)
+    except (ValueError, OSError) as error:
+        _fail(str(error), EXIT_CONFIG)
+    except KeyboardInterrupt:
+        _fail("stopped", EXIT_INTERRUPTED)
+
+
+cli.command("simulate", epilog=simulator.EPILOG)(simulator.simulate)
+
+
 @cli.command("hash-key")
 def hash_key(
     key: Annotated[str | None, typer.Argument(help="The key; left out, it is asked for.")] = None,
@@ -206,6 +287,19 @@ def _read_again(path: Path | None) -> "Configuration":
     from gateway.api.configuration import read_configuration
 
     return read_configuration(path)
+
+
+def _from_environment(name: str | None) -> str | None:
+    import os
+
+    if name is None:
+        return None
+    value = os.environ.get(name)
+    if not value:
+        _fail(f"the environment has no {name}", EXIT_CONFIG)
+    if not all("!" <= character <= "~" for character in value):
+        _fail(f"{name} holds more than visible ASCII text", EXIT_CONFIG)
+    return value
 
 
 def _fail(message: str, code: int) -> NoReturn:

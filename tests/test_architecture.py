@@ -44,9 +44,16 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "telemetry": frozenset({"policy"}),
     "mock_backend": frozenset({"policy.clock"}),
     "simulator": frozenset({"policy", "mock_backend.gpu_model", *SETTINGS}),
+    "calibration": frozenset({"upstream"}),
+    "demo": frozenset({"policy", "upstream", "mock_backend", "simulator", *SETTINGS}),
     "api": frozenset({"policy", "runtime", "upstream", "telemetry", "mock_backend", *SETTINGS}),
     "entry": frozenset(
-        {"policy", "runtime", "upstream", "telemetry", "mock_backend", "simulator", "api", *SETTINGS, *ENTRY}
+        {
+            *("policy", "runtime", "upstream", "telemetry", "mock_backend", "simulator", "api"),
+            *("calibration", "demo"),
+            *SETTINGS,
+            *ENTRY,
+        }
     ),
 }
 """Room → what of ours it may import besides itself: a room, or a single module of one."""
@@ -137,6 +144,8 @@ def test_every_room_has_its_rules() -> None:
         ("gateway/simulator/run.py", "from gateway.runtime import gate"),
         ("gateway/settings.py", "def late():\n    from gateway.mock_backend.gpu_model import PRESETS"),
         ("gateway/api/app.py", "from gateway.simulator import run"),
+        ("gateway/calibration/probes.py", "from gateway.settings import Settings"),
+        ("gateway/demo/load.py", "from gateway.api import app"),
         ("gateway/api/app.py", "from gateway.__main__ import main"),
     ],
 )

@@ -45,12 +45,19 @@ class RateLimits:
         return self.grown(rates, change, p0_part) if change > 0 else cut(rates, -change, self.floors)
 
     def grown(self, rates: Rates, by: int, p0_part: float = 1.0) -> Rates:
-        """`p0_part`: of its share of C, what P0 is due before the others get theirs."""
+        """`p0_part`: of its share of a C above C0, what P0 is due before the others get theirs."""
         capacity = sum(rates) + by
         due = split_rates(max(self.nominal, capacity), self.shares)
-        most = min(self.shares[0] * p0_part, self.ceiling_shares[0])
-        due[0] = max(due[0], int(most * capacity))
+        if capacity > self.nominal:
+            due[0] = max(due[0], int(min(self.shares[0] * p0_part, self.ceiling_shares[0]) * capacity))
         return restored(rates, by, due)
+
+    def nearer_to_shares(self, rates: Rates, by: int) -> Rates:
+        """The same sum: those that have more than their share of it, P2 first, give up to `by` to those that
+        have less, P0 first."""
+        due = split_rates(sum(rates), self.shares)
+        left = cut(rates, by, [min(rate, wanted) for rate, wanted in zip(rates, due, strict=True)])
+        return restored(left, sum(rates) - sum(left), due)
 
     def repaired(self, rates: Rates) -> Rates:
         """The same sum as far as the bounds allow, with no class below its floor."""

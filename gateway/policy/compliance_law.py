@@ -87,9 +87,14 @@ class ComplianceLaw:
         grown, reason = capacity, "p0_does_not_use_its_rate"
         if any(self._held_back) and is_heard:
             grown, reason = limits.within(capacity * (1 + GROW)), "demand"
-        elif capacity < limits.nominal and (not any(self._held_back) or self._is_quiet(readings.at)):
+        elif capacity < limits.nominal and self._may_recover(readings):
             grown, reason = min(capacity + int(limits.nominal * GROW), limits.nominal), "recovery"
         return Step(_grown(new, grown - capacity, limits, p0_has_enough=spare > 0), reason, inputs)
+
+    def _may_recover(self, readings: Readings) -> bool:
+        if any(readings.overdue):
+            return False
+        return not any(self._held_back) or self._is_quiet(readings.at)
 
     def _is_quiet(self, now: int) -> bool:
         return now - self._changed_at >= QUIET_NS

@@ -7,6 +7,7 @@ over the signals that have samples; the promises are P0's, or the tightest that 
     x > 1                       C × max(1 − 0.1 (x − 1), 0.7), from P2 down to its floor, then P1, last P0
     x ≤ 1, a bucket held back   C + 0.01 C0 × min(1, 0.2 + 2 (1 − x)); 0.05 instead until the first x > 1
     x ≤ 0.8, C < C0             C + 0.02 C0, at most to C0, asked for or not
+    x ≤ 0.8, else               0.02 C0 from classes above their share of C to those below, if P0 is not short
 
 What C does shows in the gaps only when requests let in meanwhile have become many or few, which takes as
 long as an answer, about ten seconds: twice these gains are still stable, but swing more (`make stability`).
@@ -15,8 +16,8 @@ a class that was short of tokens. Above C0 it also needs a demand larger than C,
 comes in bunches is helped by no greater C, and a sample of wait or gap, or nothing would tell where to stop.
 The way back to C0 needs none of this: a cut for a load that is gone must heal.
 
-What C grows by restores what was cut, P0 first. A P0 that was held back comes first with up to 1.25 times its
-share: arrivals come in bunches, so a bucket filled no faster than it is used turns one in ten away, and P0 is
+What C grows by restores what was cut, P0 first. Above C0 a P0 that was held back comes first with up to 1.25
+times its share: arrivals come in bunches, so a bucket filled no faster than it is used turns one in ten away, and P0 is
 the class that cannot wait.
 
 `target` begins at 0.85, which is also its most. Each 10 s in which the gaps were near their limit, it follows
@@ -103,9 +104,18 @@ class SeverityLaw:
         grown, reason = self._grown(1 - (x or 0.0), readings, capacity, nominal, is_blind)
         grown = limits.within(grown)
         if grown <= capacity:
-            return None
+            return self._mended(x, readings, rates, limits, inputs)
         p0_part = gains.p0_part if readings.held_back[Priority.P0] else 1.0
         return Step(limits.moved_to(rates, grown, p0_part), reason, inputs)
+
+    def _mended(
+        self, x: float | None, readings: Readings, rates: Rates, limits: RateLimits, inputs: dict[str, float]
+    ) -> Step | None:
+        """What one class got before the others comes back when it is easy: C stays."""
+        if (x or 0.0) > self._gains.easy or readings.held_back[Priority.P0]:
+            return None
+        by = int(limits.nominal * self._gains.recovery)
+        return Step(limits.nearer_to_shares(rates, by), "recovery", inputs)
 
     def _grown(
         self, slack: float, readings: Readings, capacity: int, nominal: int, is_blind: bool

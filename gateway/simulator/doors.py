@@ -12,10 +12,10 @@ from random import Random
 
 from gateway.mock_backend.gpu_model import GpuPreset
 from gateway.policy.admission import NOTHING_DELIVERED, Admission, Delivered, RequestTooLong
-from gateway.policy.events import Observer, RequestEnded
+from gateway.policy.events import Observer, RatesChanged, RequestEnded
 from gateway.policy.outcome import Outcome
 from gateway.policy.parameters import PolicyParameters
-from gateway.policy.request import Ask, Ticket, Usage
+from gateway.policy.request import PRIORITIES, Ask, Ticket, Usage
 from gateway.policy.token_cost import usage_millitokens
 from gateway.simulator.engine import Generation, VirtualEngine
 from gateway.simulator.virtual_time import VirtualGate, VirtualTime
@@ -31,12 +31,19 @@ class Client:
 
 
 class Request(Generation):
-    """One request, from its arrival on. `client` is who waits for its end, in a closed stream."""
+    """One request, from its arrival on. `client` is who waits for its end, in a closed stream; `attempt`
+    counts from 0 how often it has come back."""
 
-    __slots__ = ("arrived_at", "caller", "client", "engine", "lengths", "number", "ticket")
+    __slots__ = ("arrived_at", "attempt", "caller", "client", "engine", "lengths", "number", "ticket")
 
     def __init__(
-        self, number: int, caller: Caller, lengths: Lengths, arrived_at: int, client: Client | None = None
+        self,
+        number: int,
+        caller: Caller,
+        lengths: Lengths,
+        arrived_at: int,
+        client: Client | None = None,
+        attempt: int = 0,
     ) -> None:
         super().__init__()
         self.number = number
@@ -44,12 +51,14 @@ class Request(Generation):
         self.lengths = lengths
         self.arrived_at = arrived_at
         self.client = client
+        self.attempt = attempt
         self.engine: str | None = None
         self.ticket: Ticket | None = None
 
     @property
     def delivered(self) -> Delivered:
-        usage = Usage(self.lengths.input_tokens, self.output_tokens)
+        output = min(self.output_tokens, self.lengths.output_tokens)  # an embedding ends without a token
+        usage = Usage(self.lengths.input_tokens, output)
         return Delivered(usage, self.last_token_at, self.max_gap_ns)
 
 
@@ -140,22 +149,15 @@ class GatewayDoor(Door):
         watch: Watch | None = None,
     ) -> None:
         super().__init__(time, parameters, presets, records, ended, watch)
-        self.admission = Admission(parameters, time.clock, _Recorder(records))
+        self.rate_changes: list[RatesChanged] = []
+        self.admission = Admission(parameters, time.clock, _Recorder(records, self.rate_changes))
+        pools = self.admission.pools
+        self.initial_rates = tuple(sum(pool.buckets.rates[p] for pool in pools) for p in PRIORITIES)
         self._gate = VirtualGate(self.admission, time, self._decided)
 
     def submit(self, request: Request) -> None:
-        caller = request.caller
-        ask = Ask(
-            request_id=str(request.number),
-            priority=caller.priority,
-            tenant=caller.tenant,
-            model=caller.model,
-            input_tokens=request.lengths.input_tokens,
-            max_output_tokens=caller.max_output_tokens,
-            streaming=caller.streaming,
-        )
         try:
-            request.ticket = self.admission.submit(ask)
+            request.ticket = self.admission.submit(_ask(request))
         except RequestTooLong:
             self._record(request, Outcome.BAD_REQUEST, NOTHING_DELIVERED)
         else:
@@ -168,8 +170,10 @@ class GatewayDoor(Door):
         if refusal is not None:
             self._ended(request, refusal.outcome, refusal.retry_after_ns)
             return
+        engine = self.engines[ticket.upstream.name]
+        ticket.progress = engine.progress(request)
         try:
-            self.engines[ticket.upstream.name].submit(request, request.lengths)
+            engine.submit(request, request.lengths)
         except ValueError:
             self.admission.finish(ticket, Outcome.UPSTREAM_ERROR)
             self._ended(request, Outcome.UPSTREAM_ERROR, None)
@@ -187,12 +191,31 @@ class GatewayDoor(Door):
         self._gate.settle()
 
 
+def _ask(request: Request) -> Ask:
+    caller = request.caller
+    if caller.ask is not None:
+        return caller.ask._replace(request_id=str(request.number))
+    return Ask(
+        request_id=str(request.number),
+        priority=caller.priority,
+        tenant=caller.tenant,
+        model=caller.model,
+        input_tokens=request.lengths.input_tokens,
+        max_output_tokens=caller.max_output_tokens,
+        streaming=caller.streaming,
+    )
+
+
 class _Recorder(Observer):
-    def __init__(self, records: list[RequestEnded]) -> None:
+    def __init__(self, records: list[RequestEnded], rate_changes: list[RatesChanged]) -> None:
         self._records = records
+        self._rate_changes = rate_changes
 
     def ended(self, event: RequestEnded) -> None:
         self._records.append(event)
+
+    def rates_changed(self, event: RatesChanged) -> None:
+        self._rate_changes.append(event)
 
 
 def record_of(

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from gateway.policy.clock import NEVER, to_nanoseconds, to_seconds
 from gateway.policy.events import RequestEnded
 from gateway.policy.outcome import Outcome
-from gateway.policy.parameters import MILLITOKENS, PolicyParameters, SloWindow
+from gateway.policy.parameters import MILLITOKENS, PolicyParameters, SloTargets, SloWindow
 from gateway.policy.request import PRIORITIES, Priority
 from gateway.policy.slo_monitor import SloMonitor
 
@@ -34,8 +34,13 @@ class ClassReport:
     ttft_p99_ms: float | None
     tpot_p50_ms: float | None
     tpot_p99_ms: float | None
+    max_gap_p50_ms: float | None
     max_gap_p99_ms: float | None
     max_gap_ms: float | None
+    goodput_requests_per_second: float
+    goodput_tokens_per_second: float
+    """Of the requests that were served as promised and ended while the run lasted; tokens are unweighted, in
+    and out."""
     settled_tokens_per_second: float
     """Weighted tokens of the requests that ended while the run lasted."""
     own_share_tokens_per_second: float
@@ -70,14 +75,33 @@ def make_report(
         monitor.record(record)
         by_class[record.priority].append(record)
     classes = {
-        p: _class_report(own, monitor, p, parameters.classes[p].share * capacity, seconds)
+        p: _class_report(
+            own, monitor, p, parameters.classes[p].slo, parameters.classes[p].share * capacity, seconds
+        )
         for p, own in by_class.items()
     }
     return Report(title, seconds, classes, _long_dispatches(records, parameters, seconds))
 
 
+def served_as_promised(record: RequestEnded, slo: SloTargets | None) -> bool:
+    """Answered, and within each promise that is given and could be measured."""
+    if record.outcome is not Outcome.COMPLETED or slo is None:
+        return record.outcome is Outcome.COMPLETED
+    pairs = (
+        (record.ttft_ns, slo.ttft_ns),
+        (record.tpot_ns, slo.tpot_ns),
+        (record.max_gap_ns, slo.max_gap_ns),
+    )
+    return all(measured is None or target is None or measured <= target for measured, target in pairs)
+
+
 def _class_report(
-    records: Sequence[RequestEnded], monitor: SloMonitor, priority: Priority, own_share: float, seconds: float
+    records: Sequence[RequestEnded],
+    monitor: SloMonitor,
+    priority: Priority,
+    slo: SloTargets | None,
+    own_share: float,
+    seconds: float,
 ) -> ClassReport:
     end = to_nanoseconds(seconds)
     refusals = Counter(r.outcome.value for r in records if r.outcome is not Outcome.COMPLETED)
@@ -85,6 +109,8 @@ def _class_report(
     tpot = _milliseconds(records, lambda r: r.tpot_ns)
     gaps = _milliseconds(records, lambda r: r.max_gap_ns)
     settled = sum(r.charged for r in records if r.ended_at <= end)
+    good = [r.usage for r in records if r.ended_at <= end and served_as_promised(r, slo)]
+    good_tokens = sum(usage.input_tokens + usage.output_tokens for usage in good if usage is not None)
     return ClassReport(
         offered=len(records),
         completed=len(records) - sum(refusals.values()),
@@ -94,8 +120,11 @@ def _class_report(
         ttft_p99_ms=percentile(ttft, 0.99),
         tpot_p50_ms=percentile(tpot, 0.50),
         tpot_p99_ms=percentile(tpot, 0.99),
+        max_gap_p50_ms=percentile(gaps, 0.50),
         max_gap_p99_ms=percentile(gaps, 0.99),
         max_gap_ms=gaps[-1] if gaps else None,
+        goodput_requests_per_second=len(good) / seconds,
+        goodput_tokens_per_second=good_tokens / seconds,
         settled_tokens_per_second=settled / MILLITOKENS / seconds,
         own_share_tokens_per_second=own_share,
         refusals=dict(sorted(refusals.items())),

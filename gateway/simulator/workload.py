@@ -10,12 +10,14 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
+from operator import itemgetter
 from pathlib import Path
 from random import Random
 from typing import NamedTuple, Protocol
 
 from gateway.policy.clock import NANOSECONDS_PER_SECOND
-from gateway.policy.request import Priority
+from gateway.policy.outcome import Outcome
+from gateway.policy.request import Ask, Priority
 
 # ---------------------------------------------------------------------- how long
 
@@ -92,7 +94,7 @@ CHAT_LENGTHS = QuantileLengths(
 
 
 def _along(quantiles: Sequence[tuple[float, int]], at: float) -> int:
-    upper = min(bisect_right(quantiles, at, key=lambda knot: knot[0]), len(quantiles) - 1)
+    upper = min(bisect_right(quantiles, at, key=itemgetter(0)), len(quantiles) - 1)
     (q0, low), (q1, high) = quantiles[upper - 1], quantiles[upper]
     return max(1, round(low + (high - low) * (at - q0) / (q1 - q0)))
 
@@ -104,33 +106,61 @@ class TraceRow(NamedTuple):
     at: int
     """Nanoseconds from the beginning."""
     lengths: Lengths
+    tenant: str | None = None
+    priority: Priority | None = None
+    """Where the trace tells them."""
+
+
+TRACE_COLUMNS = ("arrival_s", "input_tokens", "output_tokens")
 
 
 def read_trace(path: Path) -> list[TraceRow]:
-    """A CSV file with the columns `arrival_s`, `input_tokens`, `output_tokens`; others are not looked at.
+    """A CSV file with the columns `arrival_s`, `input_tokens`, `output_tokens`, and perhaps `tenant` and
+    `class` (P0, P1 or P2); others are not looked at.
 
     ValueError naming the line for one that makes no sense. Rows without tokens (failures, in some traces)
     are left out.
     """
     rows: list[TraceRow] = []
+    latest = 0
     with path.open(newline="", encoding="utf-8") as file:
         reader = csv.DictReader(file)
-        missing = {"arrival_s", "input_tokens", "output_tokens"} - set(reader.fieldnames or ())
+        missing = set(TRACE_COLUMNS) - set(reader.fieldnames or ())
         if missing:
-            raise ValueError(f"{path}: no column {', '.join(sorted(missing))}")
+            found = f"; found {', '.join(reader.fieldnames)}" if reader.fieldnames else ""
+            raise ValueError(f"{path}: no column {', '.join(sorted(missing))}{found}")
         for row in reader:
             try:
-                at = round(float(row["arrival_s"]) * NANOSECONDS_PER_SECOND)
-                lengths = Lengths(int(row["input_tokens"]), int(row["output_tokens"]))
+                parsed = _trace_row(row)
             except (TypeError, ValueError, OverflowError) as error:
                 raise ValueError(f"{path}, line {reader.line_num}: {error}") from error
-            if at < (rows[-1].at if rows else 0):
-                raise ValueError(f"{path}, line {reader.line_num}: arrival_s goes back")
-            if min(lengths) > 0:
-                rows.append(TraceRow(at, lengths))
+            if parsed.at < latest:
+                before = latest / NANOSECONDS_PER_SECOND
+                says = f"arrival_s goes back from {before:g} to {row['arrival_s']}"
+                raise ValueError(f"{path}, line {reader.line_num}: {says}")
+            latest = parsed.at
+            if min(parsed.lengths) > 0:
+                rows.append(parsed)
     if not rows:
         raise ValueError(f"{path}: no requests")
     return rows
+
+
+def _trace_row(row: dict[str, str]) -> TraceRow:
+    """Raises ValueError, TypeError (a cell is missing) or OverflowError."""
+    lacking = [column for column in TRACE_COLUMNS if row[column] in (None, "")]
+    if lacking:
+        raise ValueError(f"no {', '.join(lacking)}")
+    at = round(float(row["arrival_s"]) * NANOSECONDS_PER_SECOND)
+    lengths = Lengths(int(row["input_tokens"]), int(row["output_tokens"]))
+    if at < 0:
+        raise ValueError(f"arrival_s is negative: {row['arrival_s']}")
+    if min(lengths) < 0:
+        raise ValueError(f"negative tokens: {min(lengths)}")
+    name = row.get("class")
+    if name and name.upper() not in Priority.__members__:
+        raise ValueError(f"class is {name!r}, expected P0, P1 or P2")
+    return TraceRow(at, lengths, row.get("tenant") or None, Priority[name.upper()] if name else None)
 
 
 def recorded_lengths(rows: Sequence[TraceRow]) -> RecordedLengths:
@@ -150,12 +180,16 @@ class Caller:
     max_output_tokens: int | None = None
     """What the client allows; None when it does not say."""
     streaming: bool = True
+    ask: Ask | None = None
+    """All that the policy is told, of a request that once came to a gateway."""
 
 
 class Arrival(NamedTuple):
     at: int
     """Nanoseconds from the beginning."""
     lengths: Lengths
+    caller: Caller | None = None
+    """None: the stream's."""
 
 
 class OpenStream(Protocol):
@@ -183,6 +217,55 @@ class PoissonStream:
 
 
 @dataclass(frozen=True, slots=True)
+class GammaStream:
+    """Gamma-distributed gaps; `burstiness` is their coefficient of variation. 1 is a Poisson stream, 0 comes
+    at equal distances."""
+
+    caller: Caller
+    per_second: float
+    burstiness: float
+    lengths: LengthSource
+
+    def arrivals(self, random: Random) -> Iterator[Arrival]:
+        # Shape k and scale θ have the mean kθ and the coefficient of variation 1/√k.
+        shape = self.burstiness**-2 if self.burstiness else 0.0
+        at = 0.0
+        while True:
+            gap = random.gammavariate(shape, 1 / shape) if shape else 1.0
+            at += gap / self.per_second
+            yield Arrival(round(at * NANOSECONDS_PER_SECOND), self.lengths.draw(random))
+
+
+@dataclass(frozen=True, slots=True)
+class MixedStream:
+    """The requests of another stream, for each of which it is drawn who asks."""
+
+    stream: "OpenStream"
+    callers: Sequence[Caller]
+    weights: Sequence[float]
+
+    @property
+    def caller(self) -> Caller:
+        return self.stream.caller
+
+    def arrivals(self, random: Random) -> Iterator[Arrival]:
+        for arrival in self.stream.arrivals(random):
+            (caller,) = random.choices(self.callers, self.weights)
+            yield arrival._replace(caller=caller)
+
+
+@dataclass(frozen=True, slots=True)
+class ListedStream:
+    """Requests that are known beforehand, each with its own caller or that of the stream."""
+
+    caller: Caller
+    requests: Sequence[Arrival]
+
+    def arrivals(self, random: Random) -> Iterator[Arrival]:
+        return iter(self.requests)
+
+
+@dataclass(frozen=True, slots=True)
 class EvenStream:
     """`requests` requests (None: without end) at equal distances, the first at `from_seconds`."""
 
@@ -207,26 +290,31 @@ class ReplayStream:
     speed: float = 1.0
 
     def arrivals(self, random: Random) -> Iterator[Arrival]:
-        for at, lengths in self.rows:
-            yield Arrival(round(at / self.speed), lengths)
+        for row in self.rows:
+            yield Arrival(round(row.at / self.speed), row.lengths)
 
 
 @dataclass(frozen=True, slots=True)
 class ClosedStream:
-    """`clients` that each ask, wait for the answer, think, and ask again, from `from_seconds` on; told to
-    come back later, they do so at the time they were told."""
+    """`clients` that each ask, wait for the answer, think, and ask again, from `from_seconds` on.
+
+    Told to come back later, they do so at the time they were told, and ask something new; with `retries` they
+    ask the same again, so many times at most, as the OpenAI SDKs do, and then give it up."""
 
     caller: Caller
     clients: int
     lengths: LengthSource
     think_seconds: float = 0.0
     from_seconds: float = 0.0
+    retries: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
     open: Sequence[OpenStream] = ()
     closed: Sequence[ClosedStream] = ()
+    retries: int = 0
+    """How often a refused request of an open stream comes back, as those of the OpenAI SDKs do."""
 
 
 def generator(seed: int, *place: object) -> Random:
@@ -247,3 +335,27 @@ def retry_wait_ns(advice_ns: int | None, random: Random) -> int:
     seconds = RETRY_SECONDS_WITHOUT_ADVICE if advice_ns is None else advice_ns / NANOSECONDS_PER_SECOND
     jittered = max(seconds, 0.001) * (1.0 + RETRY_JITTER * random.random())
     return round(min(jittered, RETRY_SECONDS_MAX) * NANOSECONDS_PER_SECOND)
+
+
+_REFUSED = frozenset(
+    {
+        Outcome.REJECTED_RATE,
+        Outcome.REJECTED_QUEUE_FULL,
+        Outcome.QUEUE_TIMEOUT,
+        Outcome.REJECTED_NO_UPSTREAM,
+        Outcome.REJECTED_DRAINING,
+    }
+)
+
+
+def sdk_retry_ns(outcome: Outcome, advice_ns: int | None, random: Random) -> int | None:
+    """When an OpenAI SDK asks again by itself after this ending; None if it does not.
+
+    They retry 429 and 503 after the time the answer advises, unless it says that this is of no use: a bucket
+    that will never pay, or a wait of over a minute.
+    """
+    if outcome not in _REFUSED or (advice_ns is None and outcome is Outcome.REJECTED_RATE):
+        return None
+    if advice_ns is not None and advice_ns > RETRY_SECONDS_MAX * NANOSECONDS_PER_SECOND:
+        return None
+    return retry_wait_ns(advice_ns, random)

@@ -20,14 +20,14 @@ from pathlib import Path
 
 import uvloop
 
+from gateway.demo.gateway_process import GatewayProcess
+from gateway.demo.load_client import LoadClient
 from gateway.mock_backend.child import MockGpuProcess
 from gateway.policy.parameters import PolicyParameters
 from gateway.policy_parameters import policy_parameters
 from gateway.settings import Settings
 from gateway.simulator.report import Report, make_report, percentile, render
 from gateway.simulator.workload import CHAT_LENGTHS, Caller, LengthSource, read_trace, recorded_lengths
-from tests.benchmarks.load_client import LoadClient
-from tests.benchmarks.processes import GatewayProcess
 from tests.support.seed_scenario import (
     LONG_PROMPT_AT_SECONDS,
     PRESET,

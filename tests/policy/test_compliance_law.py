@@ -181,3 +181,55 @@ def test_any_sequence_keeps_sum_floors_and_bounds(told: list[tuple]) -> None:
                 assert law.rates[P2] == law.limits.floors[P2]
             if law.rates[P0] < before[P0]:
                 assert law.rates[P1] == law.limits.floors[P1]
+
+
+# ── traps ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def cut_down() -> Bench:
+    """To its floors."""
+    law = bench()
+    for second in range(5, 60, 5):
+        law.tell(second, verdicts={P0: judged(0, 100, second - 1)})
+    assert law.capacity == 410
+    return law
+
+
+def test_a_cut_heals_when_there_is_little_demand() -> None:
+    """Without a sample, and with nobody held back: by 5 % of C0 every five seconds, P0 first, to C0."""
+    law = cut_down()
+    for second in range(60, 125):
+        law.tell(second)
+    assert law.tokens == [600, 350, 50]
+    law.tell(200)
+    assert law.capacity == 1000
+
+
+def test_refused_requests_leave_no_sample() -> None:
+    """While requests are held back and none is judged, C waits; after five minutes of that it tries more."""
+    law = cut_down()
+    quiet_at = round(law.steps[-1][0]) + 300
+    for second in range(60, quiet_at):
+        law.tell(second, held_back="P0 P1 P2")
+    assert law.capacity == 410
+    law.tell(quiet_at, held_back="P0 P1 P2")
+    assert law.capacity == 460
+
+
+def test_slow_requests_count_before_they_report() -> None:
+    """Twenty streams that are late already are twenty broken promises."""
+    law = bench()
+    step = law.tell(5, overdue={P0: [1.0] * 20}, held_back="P0")
+    assert step is not None
+    assert step.reason == "p0_below_promise"
+    assert law.tell(10, overdue={P0: [1.0] * 20}) is None, "those were sent before the change"
+
+
+def test_old_samples_of_a_silent_class_do_not_hold_the_others() -> None:
+    """P0 was let down and asks no more: P1, which is well, may have more again."""
+    law = bench()
+    law.tell(5, verdicts={P0: judged(0, 100, 4)})
+    for second in range(6, 60):
+        verdicts = {P0: judged(0, 100, 4), P1: judged(100, 0, second - 0.5)}
+        law.tell(second, verdicts=verdicts, held_back="P1")
+    assert law.capacity > 1000

@@ -118,6 +118,20 @@ def test_a_p0_that_was_held_back_comes_first_with_a_quarter_more() -> None:
     assert p1 > 350
 
 
+def test_what_p0_got_before_the_others_comes_back_when_it_is_easy() -> None:
+    """By 2 % of C0 a tick, at the same C, unless P0 is short."""
+    law = after_a_first_cut()
+    law.rates = (900_000, 290_000, 10_000)
+    law.tell(2, gap_ms=10, held_back="P0", demand=(0, 0, 0))
+    law.tell(3, gap_ms=45)
+    assert law.tokens == [900, 290, 10]
+    law.tell(4, gap_ms=10)
+    assert law.tokens == [880, 310, 10]
+    for second in range(5, 30):
+        law.tell(second, gap_ms=10)
+    assert law.tokens == [720, 420, 60]
+
+
 def test_the_tightest_promise_counts_where_p0_has_none() -> None:
     """P1's 3 s and 100 ms, if those are all there are; without any only the memory counts."""
     law = bench(classes={P0: {}})
@@ -205,3 +219,38 @@ def test_any_sequence_keeps_sum_floors_and_bounds(told: list[tuple], gain: float
             assert law.rates[P1] == law.limits.floors[P1] or law.rates[P0] == before[P0]
         else:
             assert all(after >= was for after, was in zip(law.rates, before, strict=True))
+
+
+# ── traps ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_no_growth_beyond_what_is_asked_for() -> None:
+    """Who asks for less than C, in bunches, is held back by bursts: a larger C would help nobody, and be far
+    too large when more is asked for."""
+    law = bench()
+    for second in range(1, 100):
+        law.tell(second, gap_ms=10, held_back="P0", demand=(700, 200, 50))
+    assert law.steps == []
+    for second in range(100, 200):
+        law.tell(second, gap_ms=10, held_back="P0", demand=(700, 300, 200))
+    assert law.capacity == 1200
+
+
+def test_no_growth_in_the_dark() -> None:
+    """Where no gap and no wait can be seen, nothing would tell when it is too much; up to C0 it may."""
+    law = bench()
+    law.rates = law.limits.at_shares(500_000)
+    for second in range(1, 100):
+        law.tell(second, kv=0.3, held_back="P0 P1 P2", demand=PLENTY)
+    assert law.tokens == [600, 350, 50]
+
+
+def test_refused_requests_leave_no_sample() -> None:
+    """Where all is refused nothing is measured; C comes back all the same."""
+    law = bench()
+    for second in range(1, 10):
+        law.tell(second, gap_ms=300)
+    assert law.capacity == 410
+    for second in range(10, 45):
+        law.tell(second, held_back="P0 P1 P2", demand=PLENTY)
+    assert law.capacity == 1000

@@ -120,22 +120,31 @@ def trace(folder: Path, text: str) -> Path:
 
 def test_a_trace_is_read_by_column_names(tmp_path: Path) -> None:
     """Other columns do not matter, and rows without tokens are failures that left no trace in the engine."""
-    text = "tenant,output_tokens,arrival_s,input_tokens\na,5,0.0,7\nb,0,0.5,8\nc,6,1.25,9\n"
+    text = "user,output_tokens,arrival_s,input_tokens\na,5,0.0,7\nb,0,0.5,8\nc,6,1.25,9\n"
     rows = read_trace(trace(tmp_path, text))
     assert rows == [TraceRow(0, Lengths(7, 5)), TraceRow(1_250_000_000, Lengths(9, 6))]
+
+
+def test_a_trace_may_tell_tenants_and_classes(tmp_path: Path) -> None:
+    text = "arrival_s,class,tenant,input_tokens,output_tokens\n0,p0,a,7,5\n1,,,7,5\n"
+    rows = read_trace(trace(tmp_path, text))
+    assert [(row.tenant, row.priority) for row in rows] == [("a", Priority.P0), (None, None)]
 
 
 @pytest.mark.parametrize(
     ("text", "told"),
     [
         ("", "no column arrival_s, input_tokens, output_tokens"),
-        ("arrival_s,input_tokens\n0,1\n", "no column output_tokens"),
+        ("arrival_s,input_tokens\n0,1\n", "no column output_tokens; found arrival_s, input_tokens"),
         ("arrival_s,input_tokens,output_tokens\n", "no requests"),
         ("arrival_s,input_tokens,output_tokens\n0,1,1\n1,x,1\n", "line 3"),
-        ("arrival_s,input_tokens,output_tokens\n0,1\n", "line 2"),
+        ("arrival_s,input_tokens,output_tokens\n0,1\n", "line 2: no output_tokens"),
         ("arrival_s,input_tokens,output_tokens\ninf,1,1\n", "line 2"),
         ("arrival_s,input_tokens,output_tokens\n5,1,1\n4,1,1\n", "line 3: arrival_s goes back"),
-        ("arrival_s,input_tokens,output_tokens\n-1,1,1\n", "line 2: arrival_s goes back"),
+        ("arrival_s,input_tokens,output_tokens\n5,1,0\n4,1,1\n", "line 3: arrival_s goes back from 5 to 4"),
+        ("arrival_s,input_tokens,output_tokens\n-1,1,1\n", "line 2: arrival_s is negative"),
+        ("arrival_s,input_tokens,output_tokens\n0,-1,1\n", "line 2: negative tokens"),
+        ("arrival_s,input_tokens,output_tokens,class\n0,1,1,P3\n", "line 2: class is 'P3'"),
     ],
 )
 def test_a_trace_that_makes_no_sense_is_refused(tmp_path: Path, text: str, told: str) -> None:

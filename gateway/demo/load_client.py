@@ -16,7 +16,7 @@ from gateway.policy.clock import NANOSECONDS_PER_SECOND, to_nanoseconds
 from gateway.policy.events import RequestEnded
 from gateway.policy.outcome import Outcome
 from gateway.policy.parameters import PolicyParameters
-from gateway.policy.request import Usage
+from gateway.policy.request import Priority, Usage
 from gateway.simulator.doors import record_of
 from gateway.simulator.workload import (
     Caller,
@@ -55,7 +55,10 @@ class LoadClient:
     ) -> None:
         self.records: list[RequestEnded] = []
         self.lateness_ns: list[int] = []
-        self.in_flight = 0
+        self.open: Counter[Priority] = Counter()
+        """Requests under way."""
+        self.taken: Counter[Priority] = Counter()
+        """Requests that an engine has begun or queued."""
         self.dropped: Counter[str] = Counter()
         """Requests given up unanswered at the end, by class."""
         self.cpu_share = 0.0
@@ -66,6 +69,10 @@ class LoadClient:
         self._on_tokens = on_tokens
         self._numbers = 0
         self._start = 0
+
+    @property
+    def in_flight(self) -> int:
+        return self.open.total()
 
     @property
     def ended(self) -> int:
@@ -128,12 +135,13 @@ class LoadClient:
         ]
         sent = self._now()
         self.lateness_ns.append(sent - planned)
-        self.in_flight += 1
+        self.open[caller.priority] += 1
         try:
             response = await self._transport.send(b"POST", CHAT, headers, body)
             if response.status != 200:
                 await response.read_all(ANSWER_BYTES_MAX)
                 return self._refused(caller, number, planned, response)
+            self.taken[caller.priority] += 1
             return await self._follow(caller, number, planned, sent, response)
         except UpstreamError:
             return self._record(caller, number, Outcome.UPSTREAM_REFUSED, planned)
@@ -141,7 +149,7 @@ class LoadClient:
             self.dropped[caller.priority.name] += 1
             raise
         finally:
-            self.in_flight -= 1
+            self.open[caller.priority] -= 1
 
     async def _follow(
         self, caller: Caller, number: int, planned: int, sent: int, response: UpstreamResponse

@@ -1,4 +1,4 @@
-"""The gateway as a process of its own, on ports of its own, for benchmarks."""
+"""The gateway as a process of its own, on ports of its own."""
 
 import asyncio
 import json
@@ -42,7 +42,7 @@ class GatewayProcess:
             stdout=PIPE,
             stderr=STDOUT,
             env={name: value for name, value in os.environ.items() if not name.startswith("QOS_")},
-            start_new_session=True,  # Ctrl-C is for the benchmark, which then stops this process
+            start_new_session=True,  # Ctrl-C is for whoever started this, who then stops it
         )
         gateway = cls(process, Path(path))
         try:

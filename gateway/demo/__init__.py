@@ -1,0 +1,1 @@
+"""The gateway's case, made with real processes on the mock GPU: `qos-gateway demo`."""
