@@ -17,8 +17,8 @@ comes in bunches is helped by no greater C, and a sample of wait or gap, or noth
 The way back to C0 needs none of this: a cut for a load that is gone must heal.
 
 What C grows by restores what was cut, P0 first. Above C0 a P0 that was held back comes first with up to 1.25
-times its share: arrivals come in bunches, so a bucket filled no faster than it is used turns one in ten away, and P0 is
-the class that cannot wait.
+times its share: arrivals come in bunches, so a bucket filled no faster than it is used turns one in ten away,
+and P0 is the class that cannot wait.
 
 `target` begins at 0.85, which is also its most. Each 10 s in which the gaps were near their limit, it follows
 what became of P0's promises: too many broken, down by 5 %; all kept, up by 2 %; otherwise it stays.

@@ -38,7 +38,7 @@ from tests.support.seed_scenario import (
 )
 
 P0, P1, P2 = Priority
-DEFAULTS = policy_parameters(Settings())
+DEFAULTS = replace(policy_parameters(Settings()), law="static")
 PREFILL_SECONDS = 2.0
 DUTY = 0.04
 OWN_SHARE = 600.0

@@ -67,8 +67,8 @@ MIXED: Mapping[str, QuantileLengths] = {NINE[0]: scaled(SMALL), NINE[1]: scaled(
 def parameters_with(
     tokens_per_second: float | None = None, max_in_flight: int | None = None, engines: int = 1
 ) -> PolicyParameters:
-    """The gateway's defaults, but for what is given."""
-    defaults = policy_parameters(Settings())
+    """The gateway's defaults, but for what is given, and with rates that stay, to show fairness alone."""
+    defaults = replace(policy_parameters(Settings()), law="static")
     upstream = defaults.upstreams[0]
     if tokens_per_second is not None:
         upstream = replace(upstream, tokens_per_second=tokens_per_second)
