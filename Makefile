@@ -26,19 +26,12 @@ help: ## List the targets
 run: $(INSTALLED) ## Start the gateway; CONFIG=config/tour.yaml picks a configuration
 	@exec $(VENV)/bin/qos-gateway serve $(if $(CONFIG),--config "$(CONFIG)")
 
-.PHONY: test test-processes test-rest
-test: $(INSTALLED_DEV) ## Run all tests; ARGS="-k bucket" picks some
-ifdef ARGS
-	$(VENV_PYTHON) -m pytest $(ARGS)
-else
-	@$(MAKE) --no-print-directory --jobs 2 --keep-going test-processes test-rest
-endif
+# Tests with real processes mostly wait, the others compute: more of them at once than a small machine has cores.
+TEST_PROCESSES ?= 3
 
-# Tests with real processes mostly wait, the others compute: side by side they take half the time.
-test-processes: $(INSTALLED_DEV)
-	$(VENV_PYTHON) -m pytest tests/end_to_end
-test-rest: $(INSTALLED_DEV)
-	$(VENV_PYTHON) -m pytest --ignore tests/end_to_end
+.PHONY: test
+test: $(INSTALLED_DEV) ## Run all tests; ARGS="-k bucket" picks some
+	$(VENV_PYTHON) -m pytest $(or $(ARGS),--numprocesses $(TEST_PROCESSES) --dist loadfile)
 
 .PHONY: test-long
 test-long: $(INSTALLED_DEV) ## The random tests at full length: 100,000 steps of the policy, 10,000 charged requests
