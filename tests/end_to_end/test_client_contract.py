@@ -383,8 +383,14 @@ class _Faulty:
 async def test_a_fault_of_the_gateway_is_told_as_one(where: str, stream: bool) -> None:
     """A fault in the middle of a request is a 500 in the usual shape, tells nothing of the inside, is logged,
     and leaves place and tokens as they were."""
-    settings = Settings.model_validate({"upstreams": [{"name": "gpu0", "url": "http://127.0.0.1:9"}]})
-    gateway = Gateway(Configuration(settings))
+    async with scripted_engine() as engine:
+        upstreams = [{"name": "gpu0", "url": engine.url}]
+        await _a_fault(
+            Gateway(Configuration(Settings.model_validate({"upstreams": upstreams}))), where, stream
+        )
+
+
+async def _a_fault(gateway: Gateway, where: str, stream: bool) -> None:
     with structlog.testing.capture_logs() as log:
         edge = await gateway.start()
         (pool,) = edge.admission.pools

@@ -18,7 +18,5 @@ OPTIONS = Options(
 @pytest.mark.slow
 async def test_everything_at_once() -> None:
     """Clients and engines that misbehave in every way leave nothing behind, and all books agree."""
-    told: list[str] = []
-    report = await soak(OPTIONS, told.append)
-    assert told
+    report = await soak(OPTIONS, lambda line: None)
     assert [check for check in report.checks if not check.holds] == []

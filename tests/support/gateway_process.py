@@ -12,9 +12,8 @@ import contextlib
 import json
 import os
 import signal
-import sys
 import tempfile
-from asyncio.subprocess import PIPE, Process
+from asyncio.subprocess import Process
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -28,6 +27,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.keys import hash_key
 from tests.support.loops import eventually
+from tests.support.nursery import ForkedProcess, start_gateway
 from tests.support.processes import children, is_running
 
 READY_SECONDS_MAX = 30.0
@@ -48,8 +48,9 @@ def laid_over(base: Settings, given: Settings) -> dict[str, Any]:
 
 
 def write_configuration(folder: Path, settings: Settings, keys: list[dict[str, Any]] | None) -> Path:
-    """Both ports are free ones unless the settings say otherwise."""
-    own: dict[str, Any] = {"server": {"port": 0, "operations_port": 0}}
+    """Unless the settings say otherwise both ports are free ones, and rates stay as they are, so that books
+    can be kept."""
+    own: dict[str, Any] = {"server": {"port": 0, "operations_port": 0}, "controller": {"law": "static"}}
     if keys is not None:
         (folder / "keys.yaml").write_text(yaml.safe_dump(keys), encoding="utf-8")
         own["keys_file"] = "keys.yaml"
@@ -97,7 +98,7 @@ class MetricsPage:
 
 
 class GatewayProcess:
-    def __init__(self, process: Process, folder: Path, token: str | None) -> None:
+    def __init__(self, process: Process | ForkedProcess, folder: Path, token: str | None) -> None:
         self._process = process
         self.folder = folder
         self.lines: list[str] = []
@@ -126,13 +127,7 @@ class GatewayProcess:
     ) -> Self:
         """Answers when the ports are open, and unless told otherwise `/readyz` says 200."""
         config = write_configuration(folder, settings, keys)
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "gateway", "serve", "--config", str(config)),
-            stdout=PIPE,
-            stderr=PIPE,
-            env={**os.environ, **(environ or {})},
-            limit=16 * 1024 * 1024,
-        )
+        process = await start_gateway(["serve", "--config", str(config)], {**os.environ, **(environ or {})})
         gateway = cls(process, folder, token)
         try:
             await gateway._find_ports()
