@@ -125,10 +125,12 @@ class CapacityLoop:
             return None
         readings = self.signals.read(upstreams, self._promises, now)
         step = self.law.decide(readings, self.rates, self.limits)
+        if step is not None and step.rates == self.rates:
+            step = None
         if self.advises_only:
             self._advise(step, now)
             return None
-        if step is None or step.rates == self.rates:
+        if step is None:
             return None
         return self._moved(step.rates, step.reason, now, step.inputs)
 

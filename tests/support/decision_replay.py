@@ -69,9 +69,11 @@ class _Replay:
         self._tickets: dict[int, Ticket] = {}
 
     def play(self) -> list[RequestEnded]:
-        for at, _, act in sorted(self._inputs(), key=lambda entry: entry[:2]):
+        inputs = sorted(self._inputs(), key=lambda entry: entry[:2])
+        for at, _, act in inputs:
             self._time.at(at, self._settled(act))
-        self._time.run()
+        ends = (request.ended_at for request in self._run.requests)
+        self._time.run(max([at for at, _, _ in inputs] + list(ends), default=0))
         return self._endings.records
 
     def _settled(self, act: Callable[[], object]) -> Callable[[], None]:

@@ -26,7 +26,8 @@ _MESSAGE_BYTES_MAX = 1024 * 1024
 
 async def start_gateway(arguments: Sequence[str], environ: Mapping[str, str]) -> "Process | ForkedProcess":
     """`python -m gateway ARGUMENTS`."""
-    if os.environ.get("FRESH_PROCESSES"):
+    other_python = any(environ[name] != os.environ.get(name) for name in environ if name.startswith("PYTHON"))
+    if other_python or os.environ.get("FRESH_PROCESSES"):
         return await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "gateway", *arguments),
             stdout=PIPE,
