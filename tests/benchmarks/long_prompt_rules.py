@@ -130,7 +130,7 @@ def parameters_for(
     preset: GpuPreset, tokens_per_second: float, p2_share: float | None = None
 ) -> PolicyParameters:
     """The gateway's defaults with the limits of this engine and the patience of batch. A share of P2 other
-    than the default is taken from P0 and P1 in proportion. Rates stay as they are: this is about the rules."""
+    than the default is taken from P0 and P1 in proportion. Rates stay as they are: the rules alone count."""
     defaults = replace(policy_parameters(Settings()), law="static")
     classes = dict(defaults.classes)
     if p2_share is not None:
