@@ -156,13 +156,12 @@ class Gateway:
         assert mock_gpus is not None
         try:
             wanted = await engine_settings(settings, mock_gpus)
-        except MockGpuError as error:
-            raise ConfigError([f"upstreams: {error}"]) from error
-        try:
             clients = _clients(engines, wanted)
-        except ConfigError:
+        except (MockGpuError, ConfigError) as error:
             await mock_gpus.stop_all_but(engines.keys)
-            raise
+            if isinstance(error, ConfigError):
+                raise
+            raise ConfigError([f"upstreams: {error}"]) from error
         self._take(new, wanted, clients)
         self._tasks = [task for task in self._tasks if not task.done()]
         if engines.anybody_leaves:
@@ -176,6 +175,8 @@ class Gateway:
         old, self.configuration = self.configuration, new
         if old.settings.logging != new.settings.logging:
             configure_logging(new.settings.logging.level, new.settings.logging.format)
+            self._request_log.take_logging()
+            self._change_log.take_logging()
         edge, settings = self.edge, new.settings
         edge.metrics.know_tenants(entry.tenant for entry in self._keys)
         edge.retries.reconfigure(settings.upstream_retry_budget)
@@ -200,11 +201,11 @@ class Gateway:
         engines, mock_gpus = self.edge.engines, self._mock_gpus
         assert mock_gpus is not None
         while engines.anybody_leaves:
-            at_work = {
-                (slots.parameters.name, slots.parameters.address) for slots in self.edge.admission.leaving
-            }
-            await engines.let_go(at_work.__contains__)
-            await mock_gpus.stop_all_but(engines.keys)
+            async with self._reloading:  # which may be starting some
+                leaving = self.edge.admission.leaving
+                at_work = {(slots.parameters.name, slots.parameters.address) for slots in leaving}
+                await engines.let_go(at_work.__contains__)
+                await mock_gpus.stop_all_but(engines.keys)
             await asyncio.sleep(_LETTING_GO_SECONDS)
 
     # ------------------------------------------------------------------ building
@@ -212,10 +213,11 @@ class Gateway:
     def _build_edge(self, engines: Engines) -> Edge:
         settings = self.settings
         parameters = policy_parameters(settings, self._keys)
-        request_log = RequestLog(status_of)
+        request_log = self._request_log = RequestLog(status_of)
+        change_log = self._change_log = ChangeLog()
         metrics = self._metrics(parameters)
         self._decision_log = self._open_decision_log(parameters)
-        listeners = (metrics, request_log, ChangeLog(), self._decision_log)
+        listeners = (metrics, request_log, change_log, self._decision_log)
         observers = Observers(*(listener for listener in listeners if listener is not None))
         admission = Admission(parameters, self._clock, observers)
         metrics.watch(admission)
@@ -285,8 +287,8 @@ class Gateway:
         else:
             _log.warning("the engine's load is not known: own counts only", upstream=name, reason=why)
 
-    def is_heard(self, name: str, since: int) -> bool:
-        return self.edge.is_heard(name, since)
+    def is_heard(self, engine: Key, since: int) -> bool:
+        return self.edge.is_heard(engine, since)
 
     # ------------------------------------------------------------------ readers that stall
 

@@ -27,7 +27,7 @@ from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.request_log import RequestLog
 from gateway.upstream.circuit_breaker import Admittance
 from gateway.upstream.client import Upstream
-from gateway.upstream.engines import Engines
+from gateway.upstream.engines import Engines, Key
 from gateway.upstream.retry_budget import RetryBudget
 
 if TYPE_CHECKING:
@@ -84,10 +84,10 @@ class Edge:
         healthy = [upstream for admits, upstream in found if admits is Admittance.ALL]
         return healthy or [upstream for admits, upstream in found if admits is Admittance.TRIAL]
 
-    def is_heard(self, upstream: str, since: int) -> bool:
+    def is_heard(self, engine: Key, since: int) -> bool:
         """Whether anything of an answer has come from there since then (ns)."""
-        answered = self.engines.named(upstream).health.served_at >= since
-        return answered or any(exchange.turn.is_heard(upstream, since) for exchange in self.active)
+        answered = self.engines.of(engine).health.served_at >= since
+        return answered or any(exchange.turn.is_heard(engine, since) for exchange in self.active)
 
     def may_go_elsewhere(self, permit: Permit) -> bool:
         """Whether a request whose engine was not reached may try another one. A yes is paid for."""

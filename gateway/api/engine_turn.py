@@ -115,6 +115,9 @@ class EngineTurn:
             if response.status != ENGINE_IS_FULL or is_gone or not edge.admission.may_requeue(permit.ticket):
                 return response, permit
             await read_all(response, ERROR_ANSWER_BYTES_MAX)
+            if not edge.admission.may_requeue(permit.ticket):  # a reload came while the answer did
+                message = "no engine has room for this any longer"
+                raise Problem(Outcome.REJECTED_NO_UPSTREAM, message, retry_seconds=edge.probe_seconds)
             permit = await self._requeue(permit, reached=True)
         return await self._dispatch(permit, body, facts, asks_for_usage), permit
 
@@ -262,9 +265,9 @@ class EngineTurn:
         """The engine's, None before it has told one."""
         return None if self._response is None else self._response.status
 
-    def is_heard(self, upstream: str, since: int) -> bool:
-        """Whether a token of its stream has come from this upstream since then (ns)."""
-        if self.observer is None or self.permit is None or self.permit.upstream != upstream:
+    def is_heard(self, engine: tuple[str, str], since: int) -> bool:
+        """Whether a token of its stream has come from this engine (name, address) since then (ns)."""
+        if self.observer is None or self.permit is None or self.permit.engine != engine:
             return False
         return self.observer.last_token_at is not None and self.observer.last_token_at >= since
 

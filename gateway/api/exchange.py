@@ -237,24 +237,26 @@ class Exchange:
 
     async def _see_client_leave(self) -> None:
         """Once the body is in, nothing else can be received."""
-        if self._upload is not None and not await self._take_in(self._upload):
-            return
+        if self._upload is not None:
+            await self._take_in(self._upload)
         while (await self._receive())["type"] != "http.disconnect":
             pass
         self.interrupt(Interrupt.CLIENT_GONE)
 
-    async def _take_in(self, upload: ClientUpload) -> bool:
-        """Whether the rest of the body has come. Where it cannot be whole, a request that waits for its place
-        is told when its turn comes, as all that is decided about it is."""
+    async def _take_in(self, upload: ClientUpload) -> None:
+        """The rest of the body. Where it cannot be whole, a request that waits for its place is told when its
+        turn comes, as all that is decided about it is."""
         try:
             await upload.take_in()
         except ClientLeft:
             self.interrupt(Interrupt.CLIENT_GONE)
-        except Problem as problem:
-            upload.fault = problem
+        except Exception as error:
+            if not isinstance(error, Problem):
+                self._edge.log_internal_error(self.request_id)
+                error = Problem(Outcome.INTERNAL_ERROR, "something went wrong inside the gateway", close=True)
+            upload.fault = error
             if self.turn.permit is not None:
                 self.interrupt(Interrupt.BAD_UPLOAD)
-        return upload.complete
 
     # ------------------------------------------------------------------ to the client
 

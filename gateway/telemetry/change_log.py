@@ -8,9 +8,13 @@ from gateway.policy.request import PRIORITIES
 
 
 class ChangeLog(Observer):
-    """To be made after `configure_logging`, whose output and level it keeps."""
+    """To be made after `configure_logging`, whose output and level it keeps until `take_logging`."""
 
     def __init__(self) -> None:
+        self.take_logging()
+
+    def take_logging(self) -> None:
+        """Write as logging is configured now."""
         self._info = structlog.get_logger().bind().info
 
     def rates_changed(self, event: RatesChanged) -> None:

@@ -27,7 +27,7 @@ _LEVELS = {
 
 
 class RequestLog(Observer):
-    """To be made after `configure_logging`, whose output and level it keeps.
+    """To be made after `configure_logging`, whose output and level it keeps until `take_logging`.
 
     The policy does not know the HTTP status. The edge says with `answered` which one it sent; where it
     did not, `status_of` tells the usual one for the outcome.
@@ -35,10 +35,14 @@ class RequestLog(Observer):
 
     def __init__(self, status_of: Callable[[Outcome], int]) -> None:
         self._status_of = status_of
+        self._answered: dict[str, int] = {}
+        self.take_logging()
+
+    def take_logging(self) -> None:
+        """Write as logging is configured now."""
         log = structlog.get_logger().bind()
         self._info = log.info
         self._write_at = {outcome: getattr(log, level) for outcome, level in _LEVELS.items()}
-        self._answered: dict[str, int] = {}
 
     def answered(self, request_id: str, status: int) -> None:
         """This status was sent, and the request will end."""

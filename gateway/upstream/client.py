@@ -1,5 +1,6 @@
 """One engine as the edge sees it: where it is, how to log in there, and how to send it a request."""
 
+import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,9 @@ class UpstreamAddress:
 class Upstream:
     def __init__(self, address: UpstreamAddress, timeouts: TransportTimeouts) -> None:
         self.address = address
-        verify = client_context(address.tls_ca_file, verify=address.tls_verify)
+        verify: ssl.SSLContext | bool = address.tls_verify
+        if address.tls_ca_file is not None:
+            verify = client_context(address.tls_ca_file)
         self.transport = UpstreamTransport(address.url, timeouts=timeouts, verify=verify)
 
     @property

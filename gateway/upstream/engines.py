@@ -45,7 +45,7 @@ class Listener(Protocol):
     def admittance_changed(self, name: str, admits: Admittance, why: str) -> None: ...
     def load_told(self, name: str, load: EngineLoad) -> None: ...
     def load_readable(self, name: str, readable: bool, why: str) -> None: ...
-    def is_heard(self, name: str, since: int) -> bool:
+    def is_heard(self, engine: Key, since: int) -> bool:
         """Whether anything of an answer has come from there since then (ns)."""
         ...
 
@@ -60,7 +60,7 @@ class Engine:
         self._in_use = True
         name = upstream.name
         self.health = UpstreamHealth(name, settings.breaker, clock, self._admittance_changed)
-        is_heard = partial(listener.is_heard, name)
+        is_heard = partial(listener.is_heard, settings.key)
         self._probe = HealthProbe(upstream, settings.probe, self.health.probed, clock, is_heard)
         self._poller = LoadPoller(upstream, settings.load, listener.load_told, listener.load_readable)
         self._tasks = [asyncio.create_task(self._probe.run()), asyncio.create_task(self._poller.run())]
@@ -114,10 +114,6 @@ class Engines:
     def of(self, key: Key) -> Engine:
         """Also of one that serves what it has begun."""
         return self._in_use.get(key) or self._leaving[key]
-
-    def named(self, name: str) -> Engine:
-        """The one in use that has this name."""
-        return next(engine for engine in self if engine.name == name)
 
     # ------------------------------------------------------------------ another configuration
 
@@ -175,4 +171,6 @@ class Engines:
 
 
 def _connects_alike(one: EngineSettings, other: EngineSettings) -> bool:
-    return (one.address, one.timeouts) == (other.address, other.timeouts)
+    """The file of certificates may hold others now, so a client that has one is always made anew."""
+    alike = (one.address, one.timeouts) == (other.address, other.timeouts)
+    return alike and other.address.tls_ca_file is None

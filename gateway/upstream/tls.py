@@ -1,7 +1,14 @@
 """What an engine behind TLS must prove, and to whom."""
 
 import ssl
+from functools import cache
 from pathlib import Path
+
+
+@cache
+def usual_context(verify: bool) -> ssl.SSLContext:
+    """With the system's certificates, or with none; one for all, since reading them takes its time."""
+    return client_context(verify=verify)
 
 
 def client_context(ca_file: Path | None = None, *, verify: bool = True) -> ssl.SSLContext:

@@ -32,7 +32,7 @@ from gateway.upstream.errors import (
 )
 from gateway.upstream.http1 import Http1Connection, TransportTimeouts
 from gateway.upstream.response import UpstreamResponse
-from gateway.upstream.tls import client_context
+from gateway.upstream.tls import usual_context
 from gateway.upstream.upload import StreamedBody
 
 __all__ = ["StreamedBody", "TransportTimeouts", "UpstreamResponse", "UpstreamTransport"]
@@ -77,9 +77,9 @@ class UpstreamTransport(httpx.AsyncBaseTransport):
         self._host = parsed.raw_host.decode("ascii")
         self._is_address = _is_address(self._host)
         self._port = parsed.port or (443 if tls else 80)
-        if isinstance(verify, bool):
-            verify = client_context(verify=verify)
-        self._tls = verify if tls else None
+        if tls and isinstance(verify, bool):
+            verify = usual_context(verify)
+        self._tls = verify if tls and isinstance(verify, ssl.SSLContext) else None
         self._prefix = parsed.raw_path.rstrip(b"/")
         self._host_line = b"host: " + parsed.netloc + b"\r\n"
         self._timeouts = timeouts or TransportTimeouts()

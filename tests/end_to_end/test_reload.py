@@ -14,6 +14,7 @@ from tests.support.raw_client import RawClient, RawResponse, ask, chat, get, pos
 from tests.support.scripted_engine import (
     DONE,
     FINISH,
+    Held,
     ScriptedEngine,
     held_plain,
     held_stream,
@@ -23,6 +24,7 @@ from tests.support.scripted_engine import (
     token,
     usage_event,
 )
+from tests.support.scripted_upstream import answer
 
 pytestmark = pytest.mark.anyio
 
@@ -314,6 +316,24 @@ async def test_the_log_gets_another_level() -> None:
             await gateway.reload(settings(engine))
             (reload,) = await logged(gateway, "configuration reloaded")
             assert sorted(reload["changed"]) == ["capacity.tokens_per_second", "logging.level"]
+
+
+async def test_an_engine_without_room_whose_model_has_gone() -> None:
+    """A reload comes between the head and the body of an engine's 503: the request cannot be sent again, is
+    told so, and has given back all that it held."""
+    async with scripted_engine() as engine:
+        refusal = answer(b'{"error":{"message":"busy","code":503}}', status="503 Service Unavailable")
+        head, body = refusal[:-5], refusal[-5:]
+        held = engine.play = Held(head, body)
+        named = [upstream(engine, "gpu0", models=["mock-gpu"])]
+        async with running_gateway(settings(upstreams=named)) as gateway:
+            running = asyncio.create_task(ask(gateway.port, post_chat(chat())))
+            await held.begun.wait()
+            await gateway.reload(settings(upstreams=[upstream(engine, "gpu0", models=["other"])]))
+            held.released.set()
+            response = await running
+            assert (response.status, response.header("x-qos-error-source")) == (503, "gateway")
+            assert await gateway.in_flight() == 0
 
 
 async def test_what_needs_a_restart_is_said() -> None:

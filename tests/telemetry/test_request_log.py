@@ -129,6 +129,17 @@ def test_level_filters(make_log, ended, level, written):
     assert {line["level"] for line in log.lines()} == written
 
 
+def test_another_level_is_taken_when_told(make_log, ended):
+    """A reload may change it while the gateway runs."""
+    log = make_log("error")
+    log.requests.ended(ended())
+    assert log.lines() == []
+    configure_logging("info", "json", log.stream)
+    log.requests.take_logging()
+    log.requests.ended(ended())
+    assert [line["event"] for line in log.lines()] == ["request"]
+
+
 def test_every_outcome_and_class_can_be_logged(make_log, ended):
     """Each outcome has a line of its own name."""
     log = make_log()
