@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -173,4 +174,4 @@ async def test_a_log_that_cannot_be_written_stops_the_start(tmp_path: Path) -> N
     )
     _, told = await process.communicate()
     assert process.returncode == 2
-    assert f'decision_log: found "{tmp_path}/absent/log.jsonl", whose folder does not exist' in told.decode()
+    assert re.search(r'decision_log: found "[^"]*", whose folder does not exist', told.decode())

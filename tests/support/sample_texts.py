@@ -7,6 +7,7 @@ token, as with the vocabularies of real models.
 """
 
 import ast
+import gc
 import random
 from collections.abc import Iterator
 from functools import cache
@@ -32,6 +33,17 @@ _TEMPLATE_TOKENS = 9
 _MESSAGE_TOKENS = 4
 
 
+def _parsed(source: str) -> ast.Module:
+    """CPython 3.11 miscounts where garbage is collected in the middle of it, and says SystemError."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return ast.parse(source)
+    finally:
+        if collects:
+            gc.enable()
+
+
 @cache
 def _texts(kind: str) -> tuple[str, ...]:
     if kind == "chinese":
@@ -39,7 +51,7 @@ def _texts(kind: str) -> tuple[str, ...]:
     sources = [path.read_text(encoding="utf-8") for path in _library_files()]
     if kind == "code":
         return tuple(sources)
-    nodes = chain.from_iterable(ast.walk(ast.parse(source)) for source in sources)
+    nodes = chain.from_iterable(ast.walk(_parsed(source)) for source in sources)
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     found = [ast.get_docstring(node) or "" for node in nodes if isinstance(node, documented)]
     long = [text for text in found if len(text) > 150 and ">>>" not in text]
