@@ -169,19 +169,19 @@ class Pool:
                 self.control.signals.held_back(priority)
             refusal = self._refusals.too_long_a_wait(ticket, wait_limit, now)
             if refusal is not None:
-                self._end_waiting(ticket, refusal, now)
+                self.end_waiting(ticket, refusal, now)
                 return
             while told := self._refusals.beyond_the_throttle(ticket, now):
-                self._end_waiting(*told, now)
+                self.end_waiting(*told, now)
                 if told.ticket is ticket:
                     return
             self._hold(ticket, now)
             line.push(ticket)
         self._dispatch(now)
         if ticket.stage is Stage.READY and (hopeless := self._refusals.no_place_in_time(ticket, now)):
-            self._end_waiting(ticket, hopeless, now)
+            self.end_waiting(ticket, hopeless, now)
         while ticket.stage in WAITING and (told := self._refusals.beyond_the_bounds(ticket)):
-            self._end_waiting(*told, now)
+            self.end_waiting(*told, now)
             self._proceed(now)
 
     def _hold(self, ticket: Ticket, now: int) -> None:
@@ -288,14 +288,14 @@ class Pool:
         instant, so that it cannot be dispatched while it leaves."""
         self.buckets.advance(now)
         if ticket.stage in WAITING:
-            self._end_waiting(ticket, refusal, now)
+            self.end_waiting(ticket, refusal, now)
         self.advance(now)
 
     def cancel_all(self, refusal: Refusal, now: int) -> None:
         """End all that waits; nobody is dispatched meanwhile."""
         self.buckets.advance(now)
         for ticket in self.room.tickets():
-            self._end_waiting(ticket, refusal, now)
+            self.end_waiting(ticket, refusal, now)
         self.advance(now)
 
     def finish(self, ticket: Ticket, actual_cost: int, now: int) -> None:
@@ -353,7 +353,7 @@ class Pool:
         self.throttled[ticket.priority].counters.correct(ticket.tenant, difference)
         self.scheduler.ready[ticket.priority].counters.correct(ticket.tenant, difference)
 
-    def _end_waiting(self, ticket: Ticket, refusal: Refusal, now: int) -> None:
+    def end_waiting(self, ticket: Ticket, refusal: Refusal, now: int) -> None:
         """Refuse a request that holds no lease, and give back all it took."""
         if ticket.stage is Stage.READY:
             self.scheduler.ready[ticket.priority].remove(ticket)
@@ -380,10 +380,6 @@ class Pool:
             self._next_change = min(self._next_change, until)
 
     # ------------------------------------------------------------------ other upstreams
-
-    def give_up(self, ticket: Ticket, refusal: Refusal, now: int) -> None:
-        """Refuse one that waits; nobody is dispatched meanwhile."""
-        self._end_waiting(ticket, refusal, now)
 
     def carry_on(self, other: "Pool") -> None:
         """Treat tenants and classes as the other pool did, which has served the same models. To be
@@ -474,7 +470,7 @@ class Pool:
         found = False
         while (ticket := self.room.over(until)) is not None:
             found = True
-            self._end_waiting(ticket, self._refusals.waited_too_long(ticket, now), now)
+            self.end_waiting(ticket, self._refusals.waited_too_long(ticket, now), now)
         return found
 
     def next_deadline(self, now: int) -> int:

@@ -84,7 +84,7 @@ def _refuse_unserved(old: Iterable[Pool], parameters: PolicyParameters, now: int
     """First of all, so that what they had paid is there when the levels are shared."""
     for ticket in _waiting(old):
         if not any(serves(upstream, ticket.ask.model) for upstream in parameters.upstreams):
-            ticket.pool.give_up(ticket, NOT_SERVED_ANY_LONGER, now)
+            ticket.pool.end_waiting(ticket, NOT_SERVED_ANY_LONGER, now)
 
 
 def _waiting(pools: Iterable[Pool]) -> list[Ticket]:

@@ -63,13 +63,8 @@ def parse_usage(reported: object, before: Usage | None = None) -> Usage | None:
     return Usage(inputs, outputs, min(max(cached or 0, 0), inputs))
 
 
-def read_usage(body: bytes) -> Usage | None:
-    """The usage of a plain JSON answer: chat, completions, responses, messages, embeddings, rerank."""
-    return inspect_answer(body).usage
-
-
 def inspect_answer(body: bytes) -> PlainAnswer:
-    """All that is to be known of it, for the price of one decoding."""
+    """A plain JSON answer: chat, completions, responses, messages, embeddings, rerank."""
     try:
         answer = _ANSWER.decode(body)
     except (msgspec.DecodeError, RecursionError):
