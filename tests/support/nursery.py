@@ -41,10 +41,11 @@ async def start_gateway(arguments: Sequence[str], environ: Mapping[str, str]) ->
 class ForkedProcess:
     """As asyncio's `Process`, as far as tests need it."""
 
-    def __init__(self, pid: int, streams: Sequence[asyncio.StreamReader]) -> None:
+    def __init__(self, pid: int, pipes: Sequence["_Pipe"]) -> None:
         self.pid = pid
         self.returncode: int | None = None
-        self.stdout, self.stderr, self._status = streams
+        self.stdout, self.stderr, self._status = (pipe.reader for pipe in pipes)
+        self._pipes = pipes
         self._watching = asyncio.create_task(self._watch())
 
     @classmethod
@@ -56,7 +57,7 @@ class ForkedProcess:
         finally:
             for descriptor in theirs:
                 os.close(descriptor)
-        return cls(pid, [await _reader(read) for read, _ in pipes])
+        return cls(pid, [await _Pipe.reading(read) for read, _ in pipes])
 
     async def wait(self) -> int:
         await asyncio.shield(self._watching)
@@ -73,14 +74,27 @@ class ForkedProcess:
 
     async def _watch(self) -> None:
         self.returncode = int(await self._status.readline())
+        for pipe in self._pipes:  # a loop that ends before their last events leaves them open
+            await pipe.ended.wait()
 
 
-async def _reader(descriptor: int) -> asyncio.StreamReader:
-    reader = asyncio.StreamReader(limit=STREAM_BYTES_MAX)
-    await asyncio.get_running_loop().connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(descriptor, "rb", 0)
-    )
-    return reader
+class _Pipe(asyncio.StreamReaderProtocol):
+    """What comes out of one of the process's pipes, and when no more will."""
+
+    def __init__(self) -> None:
+        self.reader = asyncio.StreamReader(limit=STREAM_BYTES_MAX)
+        self.ended = asyncio.Event()
+        super().__init__(self.reader)
+
+    @classmethod
+    async def reading(cls, descriptor: int) -> "_Pipe":
+        loop = asyncio.get_running_loop()
+        _, pipe = await loop.connect_read_pipe(cls, os.fdopen(descriptor, "rb", 0))
+        return pipe
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self.ended.set()
 
 
 class _Nursery:
