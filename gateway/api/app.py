@@ -18,6 +18,7 @@ from gateway.api.errors import status_of
 from gateway.api.exchange import Interrupt
 from gateway.api.prompt_reader import PromptReader
 from gateway.api.request_body import BodyLimits
+from gateway.api.request_facts import door_headers
 from gateway.config_reading import ConfigError
 from gateway.keys import KeyRing
 from gateway.mock_backend.child import MockGpuError, MockGpus
@@ -192,6 +193,7 @@ class Gateway:
         edge.access = Access(self.configuration.keys)
         edge.rules = classification_rules(settings)
         edge.priority_headers = frozenset(name.lower().encode() for name in settings.classification.header)
+        edge.door_headers = door_headers(edge.priority_headers)
         edge.body_limits = BodyLimits(settings.server.max_body_bytes, settings.server.body_read_seconds)
         edge.probe_seconds = min(upstream.health.interval_seconds for upstream in settings.upstreams)
         edge.endpoints = with_extra_paths(settings.paths or ())

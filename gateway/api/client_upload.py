@@ -35,7 +35,7 @@ class ClientUpload:
     def __init__(self, scope: Scope, receive: Receive, limits: BodyLimits) -> None:
         """Raises Problem (400, 413)."""
         self.content_type = _content_type(scope)
-        self.length = check_body_headers(scope, limits)
+        self.length = check_body_headers(scope["headers"], limits)
         self.complete = False
         self.consumed = False
         self.fault: Problem | None = None

@@ -51,6 +51,8 @@ class Edge:
     access: Access = field(init=False)
     rules: ClassificationRules = field(init=False)
     priority_headers: frozenset[bytes] = field(init=False)
+    door_headers: frozenset[bytes] = field(init=False)
+    """All that the door looks at in a request's head."""
     body_limits: BodyLimits = field(init=False)
     probe_seconds: float = field(init=False)
     """How soon an engine that is down can be known to be back."""

@@ -194,7 +194,7 @@ class EngineTurn:
         end = await relay_stream(
             response,
             observer,
-            self._reply.write,
+            self._reply,
             lambda: self._edge.first_token(permit),
             self._edge.clock,
             needs_end_mark=self._endpoint.has_known_answers,

@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.api.access import Caller
 from gateway.api.body import INPUT_FIELDS, BodyFacts
+from gateway.api.channel import channel_of
 from gateway.api.client_upload import ClientUpload
 from gateway.api.endpoints import Endpoint, Use
 from gateway.api.engine_turn import EngineTurn
@@ -61,7 +62,9 @@ class Exchange:
         self._endpoint = endpoint
         self._scope = scope
         self._receive = receive
-        self._headers: list[Header] = scope["headers"]
+        told = edge.door_headers
+        self._headers: list[Header] = [header for header in scope["headers"] if header[0] in told]
+        self._channel = channel_of(scope, receive, send)
         self.task: asyncio.Task[Any] | None = asyncio.current_task()
         self._interrupt: Interrupt | None = None
         self.arrived_at = edge.clock.now()
@@ -73,10 +76,10 @@ class Exchange:
         self._model = ""
         self._asked_at: int | None = None  # when the policy was asked
         self.ask: Ask | None = None
-        self._watch: asyncio.Task[None] | None = None
+        self._taking_in: asyncio.Task[None] | None = None
         self._upload: ClientUpload | None = None
         self._upload_is_unread = False
-        self.reply = Reply(scope, send, edge.clock, self._common_headers, endpoint.errors)
+        self.reply = Reply(self._channel, scope["method"], edge.clock, self._common_headers, endpoint.errors)
         upstream_id = edge.upstream_request_id(given_id, self.request_id)
         self.turn = EngineTurn(edge, endpoint, scope, self.reply, upstream_id)
 
@@ -125,8 +128,9 @@ class Exchange:
     def _close(self, outcome: Outcome, delivered: Delivered) -> None:
         self._edge.active.discard(self)
         self.task = None
-        if self._watch is not None:
-            self._watch.cancel()
+        self._channel.unwatch()
+        if self._taking_in is not None:
+            self._taking_in.cancel()
         self.turn.close()
         permit = self.turn.permit
         if permit is None and self.ask is not None:
@@ -170,7 +174,7 @@ class Exchange:
             facts = await body.facts()
             self._complete_at = edge.clock.now()
             return await self._serve_paid(caller, body, facts, body.queue_bytes)
-        body = await receive_body(self._scope, self._receive, edge.body_limits)
+        body = await receive_body(self._headers, self._channel, self._receive, edge.body_limits)
         self._complete_at = edge.clock.now()
         if not self._endpoint.is_budgeted(self._scope["method"]):
             self._model = await edge.prompt_reader.read_model(body) or ""
@@ -233,14 +237,12 @@ class Exchange:
 
     def _watch_client(self) -> None:
         """From now on the client's leaving breaks the exchange off."""
-        self._watch = asyncio.ensure_future(self._see_client_leave())
+        if self._upload is None:
+            self._channel.watch(self._client_left)
+        else:
+            self._taking_in = asyncio.ensure_future(self._take_in(self._upload))
 
-    async def _see_client_leave(self) -> None:
-        """Once the body is in, nothing else can be received."""
-        if self._upload is not None:
-            await self._take_in(self._upload)
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
+    def _client_left(self) -> None:
         self.interrupt(Interrupt.CLIENT_GONE)
 
     async def _take_in(self, upload: ClientUpload) -> None:
@@ -248,8 +250,9 @@ class Exchange:
         turn comes, as all that is decided about it is."""
         try:
             await upload.take_in()
+            self._channel.watch(self._client_left)
         except ClientLeft:
-            self.interrupt(Interrupt.CLIENT_GONE)
+            self._client_left()
         except Exception as error:
             if not isinstance(error, Problem):
                 self._edge.log_internal_error(self.request_id)

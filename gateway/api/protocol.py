@@ -5,18 +5,26 @@
 * Trailers are read and dropped: as headers they would come after the decisions that headers are for.
 * An offer to go on in another protocol (`Upgrade: h2c`) is passed over. The parser takes all behind such a
   head for the other protocol, the body too; so a fresh one gets the head once more, without the offer.
+* A connection has one timer, armed for the earliest moment at which it could be closed; when it fires it
+  looks whether that is so now.
 """
 
 import asyncio
+import math
+from urllib.parse import unquote
 
-from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser, parse_url
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from gateway.api.channel import SCOPE_KEY
+from gateway.api.cycle import Cycle
 from gateway.api.errors import error_body
 
 HEAD_BYTES_MAX = 256 * 1024
 HEAD_SECONDS = 30.0
+TIMER_SLACK_SECONDS = 0.002
+"""Event loops keep time in milliseconds, so a timer may fire a little before it is due."""
 PIPELINED_MAX = 8
 _OFFER = frozenset({b"upgrade", b"connection", b"http2-settings"})
 
@@ -30,21 +38,28 @@ class GatewayProtocol(HttpToolsProtocol):
         self._in_head = False
         self._head_since = 0.0
         self._barren_bytes = 0  # read since the last piece of a body, or the end of a head
-        self._running: RequestResponseCycle | None = None
+        self._running: Cycle | None = None
+        self._due = self._timer_at = math.inf
         self._fault: tuple[int, str, str] | None = None  # of what came behind requests still to be answered
         self._close_at(self.loop.time() + self.timeout_keep_alive)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        if self.timeout_keep_alive_task is not None:
+            self.timeout_keep_alive_task.cancel()
         running = self._running
         if running is not None and not running.response_complete:
-            running.disconnected = True
-            running.message_event.set()
+            running.gone()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._running is not None:
+            self._running.writable()
 
     def data_received(self, data: bytes) -> None:
         if self._fault is not None:
             return  # nobody knows where the next request begins
-        self._unset_keepalive_if_required()
+        self._due = math.inf
         while data:
             try:
                 self.parser.feed_data(data)
@@ -66,7 +81,13 @@ class GatewayProtocol(HttpToolsProtocol):
         self._refuse(400, msg.rstrip("."), "invalid_http")
 
     def on_response_complete(self) -> None:
-        super().on_response_complete()
+        self.server_state.total_requests += 1
+        if not self.transport.is_closing():
+            self.flow.resume_reading()
+            if self.pipeline:
+                self._start_asgi_task(*self.pipeline.pop())
+            else:
+                self._close_at(self.loop.time() + self.timeout_keep_alive)
         if self._fault is not None and not self.transport.is_closing():
             self._refuse(*self._fault)
 
@@ -74,7 +95,6 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.scope["transport"] = self.transport  # type: ignore[typeddict-unknown-key]
         self._in_head = True
         self._head_since = self.loop.time()
 
@@ -85,10 +105,16 @@ class GatewayProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_head = False
         self._barren_bytes = 0
-        if not self._is_offer():
-            super().on_headers_complete()
-            if 0 < len(self.pipeline) < PIPELINED_MAX:
-                self.flow.resume_reading()
+        if self._is_offer():
+            return
+        cycle = self._new_cycle()
+        former, self.cycle = self.cycle, cycle
+        if former is None or former.response_complete:
+            self._start_asgi_task(cycle, self.app)
+            return
+        self.pipeline.appendleft((cycle, self.app))
+        if len(self.pipeline) >= PIPELINED_MAX:
+            self.flow.pause_reading()
 
     def on_body(self, body: bytes) -> None:
         self._barren_bytes = 0
@@ -101,7 +127,34 @@ class GatewayProtocol(HttpToolsProtocol):
 
     # The rest is ours.
 
+    def _new_cycle(self) -> Cycle:
+        """Of the request whose head has been read."""
+        scope, parser = self.scope, self.parser
+        url, version = parse_url(self.url), parser.get_http_version()
+        path = url.path.decode("ascii")
+        scope["method"] = parser.get_method().decode("ascii")
+        scope["http_version"] = version
+        scope["path"] = unquote(path) if "%" in path else path
+        scope["raw_path"] = url.path
+        scope["query_string"] = url.query or b""
+        cycle = Cycle(
+            scope=scope,
+            transport=self.transport,
+            flow=self.flow,
+            logger=self.logger,
+            access_logger=self.access_logger,
+            access_log=False,
+            default_headers=self.server_state.default_headers,
+            message_event=asyncio.Event(),
+            expect_100_continue=self.expect_100_continue,
+            keep_alive=version != "1.0" and parser.should_keep_alive(),
+            on_response=self.on_response_complete,
+        )
+        scope[SCOPE_KEY] = cycle  # type: ignore[literal-required]
+        return cycle
+
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        assert isinstance(cycle, Cycle)
         self._running = cycle
         super()._start_asgi_task(cycle, app)
 
@@ -116,7 +169,24 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def _close_at(self, time: float) -> None:
         """Close the connection then, unless more has been read."""
+        self._due = time
+        timer = self.timeout_keep_alive_task
+        if timer is None or self._timer_at > time:
+            if timer is not None:
+                timer.cancel()
+            self._arm(time)
+
+    def _arm(self, time: float) -> None:
+        self._timer_at = time
         self.timeout_keep_alive_task = self.loop.call_at(time, self.timeout_keep_alive_handler)
+
+    def timeout_keep_alive_handler(self) -> None:
+        self.timeout_keep_alive_task = None
+        if self._due - self.loop.time() > TIMER_SLACK_SECONDS:
+            if self._due != math.inf:
+                self._arm(self._due)
+        elif not self.transport.is_closing():
+            self.transport.close()
 
     def _refuse(self, status: int, message: str, code: str) -> None:
         """Say what is wrong and close, when those before it have their answers."""
@@ -125,8 +195,7 @@ class GatewayProtocol(HttpToolsProtocol):
             if not running.more_body:
                 self._fault = (status, message, code)
                 return
-            running.disconnected = True
-            running.message_event.set()
+            running.gone()
         if running is None or running.response_complete or not running.response_started:
             body = error_body(message, "invalid_request_error", None, code)
             lines = [b"%b: %b\r\n" % header for header in self.server_state.default_headers]

@@ -1,12 +1,13 @@
 """What goes back to the client: the engine's answer, a stream, or the gateway's own word."""
 
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+from collections.abc import Callable
 
+from gateway.api.channel import Channel
 from gateway.api.error_forms import ErrorForm
 from gateway.api.errors import Problem
 from gateway.api.headers import Header
 from gateway.policy.clock import Clock
+from gateway.upstream.relay import DirectWriter
 
 LARGE_ANSWER_BYTES = 64 * 1024
 
@@ -19,18 +20,18 @@ class Reply:
     nothing shows there.
     """
 
-    __slots__ = ("_clock", "_common_headers", "_errors", "_scope", "_send", "status", "writing_since")
+    __slots__ = ("_channel", "_clock", "_common_headers", "_errors", "_method", "status", "writing_since")
 
     def __init__(
         self,
-        scope: MutableMapping[str, Any],
-        send: Callable[[MutableMapping[str, Any]], Awaitable[None]],
+        channel: Channel,
+        method: str,
         clock: Clock,
         common_headers: Callable[[], list[Header]],
         errors: ErrorForm,
     ) -> None:
-        self._scope = scope
-        self._send = send
+        self._channel = channel
+        self._method = method
         self._clock = clock
         self._common_headers = common_headers
         self._errors = errors
@@ -41,34 +42,54 @@ class Reply:
     def started(self) -> bool:
         return self.status is not None
 
-    async def start(self, status: int, headers: list[Header]) -> None:
+    async def start(
+        self, status: int, headers: list[Header], *, length: int | None = None, close: bool = False
+    ) -> None:
+        """The head. Without a `length` the body ends where it ends. `close`: the connection behind it."""
         headers += self._common_headers()
         self.status = status
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        await self._channel.start(status, headers, length=length, close=close)
 
     async def write(self, piece: bytes) -> None:
         self.writing_since = self._clock.now()
-        await self._send({"type": "http.response.body", "body": piece, "more_body": True})
+        await self._channel.write(piece)
         self.writing_since = None
 
-    async def finish(self, last: bytes = b"") -> None:
+    async def finish(self) -> None:
         self.writing_since = self._clock.now()
-        await self._send({"type": "http.response.body", "body": last})
+        await self._channel.finish()
         self.writing_since = None
 
     async def whole(self, status: int, headers: list[Header], body: bytes) -> None:
         """A response with a body of known length."""
-        if status != 204:
-            headers.append((b"content-length", b"%d" % len(body)))
-        if self._scope["method"] == "HEAD":
+        length = None if status == 204 else len(body)
+        if self._method == "HEAD":
             body = b""
-        await self.start(status, headers)
         if len(body) > LARGE_ANSWER_BYTES:
             # The last write returns at once. With one more behind it the exchange lasts, and a stall is
             # noticed, until the reader has taken nearly all.
+            await self.start(status, headers, length=length)
             await self.write(body)
-            body = b""
-        await self.finish(body)
+            await self.finish()
+            return
+        headers += self._common_headers()
+        self.status = status
+        self.writing_since = self._clock.now()
+        await self._channel.whole(status, headers, body, length)
+        self.writing_since = None
+
+    def direct(self) -> DirectWriter | None:
+        """For a stream that has begun: how to write it from a callback, if that can be. Whoever does so says
+        with `held_up` and `taken` whether the reader takes it."""
+        return self._channel.direct()
+
+    def held_up(self) -> None:
+        """The reader has not taken what was written."""
+        if self.writing_since is None:
+            self.writing_since = self._clock.now()
+
+    def taken(self) -> None:
+        self.writing_since = None
 
     async def problem(self, problem: Problem, random: Callable[[], float]) -> None:
         """The gateway's own answer. Where it closes the connection, `finish` is still to be called."""
@@ -88,8 +109,7 @@ class Reply:
     async def unfinished(self, status: int, headers: list[Header], body: bytes) -> None:
         """A whole response to a request that is still coming in: the connection cannot be used again.
         `finish` is still to be called."""
-        framing = ((b"connection", b"close"), (b"content-length", b"%d" % len(body)))
-        await self.start(status, [*headers, *framing])
+        await self.start(status, headers, length=len(body), close=True)
         await self.write(body)
 
     async def error_event(self, problem: Problem, number: int, mid_event: bool) -> None:
@@ -99,7 +119,4 @@ class Reply:
         await self.write(gap + self._errors.event(problem, number))
 
     def cut(self) -> None:
-        """Drop the connection: closing it in good order would wait for the reader to take the rest."""
-        transport = self._scope.get("transport")
-        if transport is not None:
-            transport.abort()
+        self._channel.cut()

@@ -1,12 +1,17 @@
 """Take in a request's body: bounded in bytes and in time."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gateway.api.channel import Channel
 from gateway.api.errors import Problem
+from gateway.api.headers import Header
 from gateway.policy.outcome import Outcome
+
+
+BODY_HEADERS = frozenset({b"content-length", b"content-encoding"})
 
 
 class ClientLeft(Exception):
@@ -20,12 +25,18 @@ class BodyLimits:
 
 
 async def receive_body(
-    scope: MutableMapping[str, Any],
+    headers: Sequence[Header],
+    channel: Channel,
     receive: Callable[[], Awaitable[MutableMapping[str, Any]]],
     limits: BodyLimits,
 ) -> bytes:
     """The whole body. Raises Problem (413, 400) without reading on, and ClientLeft."""
-    check_body_headers(scope, limits)
+    check_body_headers(headers, limits)
+    body = channel.body_at_once()
+    if body is not None:
+        if len(body) > limits.max_bytes:
+            raise too_large(limits)
+        return body
     try:
         async with asyncio.timeout(limits.read_seconds):
             return await _receive(receive, limits)
@@ -33,10 +44,10 @@ async def receive_body(
         raise too_late(limits) from None
 
 
-def check_body_headers(scope: MutableMapping[str, Any], limits: BodyLimits) -> int | None:
+def check_body_headers(headers: Sequence[Header], limits: BodyLimits) -> int | None:
     """The length that is told, if any. Raises Problem (413, 400) for a body that need not be read at all."""
     length = None
-    for name, value in scope["headers"]:
+    for name, value in headers:
         if name == b"content-length":
             length = int(value)
             if length > limits.max_bytes:

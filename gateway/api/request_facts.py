@@ -5,11 +5,12 @@ from math import isfinite
 
 from msgspec import structs
 
-from gateway.api.access import Caller
+from gateway.api.access import KEY_HEADERS, Caller
 from gateway.api.body import BadBody, BodyFacts, peek, peek_model
 from gateway.api.body_text import TextCount
 from gateway.api.endpoints import Endpoint, Use
 from gateway.api.errors import Problem
+from gateway.api.request_body import BODY_HEADERS
 from gateway.policy.admission import Admission
 from gateway.policy.classification import (
     ClaimAboveCeiling,
@@ -28,8 +29,15 @@ Header = tuple[bytes, bytes]
 CLIENT_TIMEOUT_HEADERS = (b"x-stainless-read-timeout", b"x-stainless-timeout")
 RETRY_COUNT_HEADER = b"x-stainless-retry-count"
 SUBTENANT_HEADERS = (b"x-llm-d-inference-fairness-id", b"openai-project")
+REQUEST_ID_HEADER = b"x-request-id"
 SUBTENANT_BYTES_MAX = 128
 REQUEST_ID_BYTES_MAX = 128
+
+
+def door_headers(priority_headers: frozenset[bytes]) -> frozenset[bytes]:
+    """All that anybody here looks at in a request's head; the rest is the engine's."""
+    own = {*KEY_HEADERS, *CLIENT_TIMEOUT_HEADERS, RETRY_COUNT_HEADER, *SUBTENANT_HEADERS, REQUEST_ID_HEADER}
+    return priority_headers | BODY_HEADERS | own
 
 
 def read_body(body: bytes, endpoint: Endpoint, count: TextCount) -> BodyFacts:
@@ -159,7 +167,7 @@ def retry_count(headers: Sequence[Header]) -> int:
 def client_request_id(headers: Sequence[Header]) -> str | None:
     """The id the client gave, if it is one that may stand in a header and a log line."""
     for name, value in headers:
-        if name == b"x-request-id" and 0 < len(value) <= REQUEST_ID_BYTES_MAX:
+        if name == REQUEST_ID_HEADER and 0 < len(value) <= REQUEST_ID_BYTES_MAX:
             text = value.decode("latin-1")
             if text.isascii() and text.isprintable() and " " not in text:
                 return text

@@ -189,6 +189,12 @@ class Http1Connection(asyncio.Protocol):
             self._active_at = self._now()
             self._transport.resume_reading()
 
+    def hold(self) -> None:
+        """Read no more until `drained`."""
+        if not self._paused and self._transport is not None:
+            self._paused = True
+            self._transport.pause_reading()
+
     def fail(self, error: Exception) -> None:
         """End the exchange, if there is one, with this error, and the connection with it."""
         response = self._response
@@ -305,9 +311,8 @@ class Http1Connection(asyncio.Protocol):
             self._progress(response)
             if response.status >= 400:
                 self._stop_upload()  # refused: what it does not want is not sent (RFC 9112, 9.5)
-        if unread_bytes > UNREAD_BYTES_MAX and self._response is response and not self._paused:
-            self._paused = True
-            self._transport.pause_reading()  # type: ignore[union-attr]
+        if unread_bytes > UNREAD_BYTES_MAX and self._response is response:
+            self.hold()
         response.wake()
 
     def eof_received(self) -> None:

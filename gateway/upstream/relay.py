@@ -1,16 +1,43 @@
 """Pass an engine's stream on as it comes, and know how it ended.
 
-Back-pressure is the reader's: the next piece is read only when the last one was taken. Nothing is held
-back but the beginning of an event that may be the usage chunk the client did not ask for.
+Back-pressure is the reader's: of a stream whose reader is slow no more is read. Nothing is held back but the
+beginning of an event that may be the usage chunk the client did not ask for.
+
+A piece is passed on where it arrives, inside the callback that has read it, and no task is woken for it. Only
+where that cannot be (a decoded body, a server that is not ours) one piece is awaited after another.
 """
 
 from collections.abc import Awaitable, Callable
 from enum import Enum
+from typing import Protocol
 
 from gateway.policy.clock import Clock
 from gateway.upstream.client import Response
 from gateway.upstream.errors import IdleTimeout, UpstreamError
+from gateway.upstream.response import UpstreamResponse
 from gateway.upstream.stream_observer import StreamObserver
+
+
+class DirectWriter(Protocol):
+    """Writes to the client from a callback."""
+
+    on_writable: Callable[[], None] | None
+
+    def write_now(self, piece: bytes) -> bool:
+        """False when the reader is slow: the next piece had better wait for `on_writable`."""
+        ...
+
+
+class Reader(Protocol):
+    """The client, as far as a stream needs it."""
+
+    async def write(self, piece: bytes) -> None: ...
+    def direct(self) -> DirectWriter | None: ...
+    def held_up(self) -> None:
+        """It has not taken what was written from a callback."""
+        ...
+
+    def taken(self) -> None: ...
 
 
 class StreamEnd(Enum):
@@ -23,10 +50,28 @@ class StreamEnd(Enum):
     """Nothing came for `idle_seconds`."""
 
 
+class _Watch:
+    """Looks at what passes, and says once that the first token has come."""
+
+    def __init__(self, observer: StreamObserver, on_first_token: Callable[[], None], clock: Clock) -> None:
+        self._observe = observer.feed
+        self._observer = observer
+        self._on_first_token: Callable[[], None] | None = on_first_token
+        self._now = clock.now
+
+    def take(self, piece: bytes) -> bytes:
+        """What of this the client may have now."""
+        out = self._observe(piece, self._now())
+        if self._on_first_token is not None and self._observer.first_token_at is not None:
+            tell, self._on_first_token = self._on_first_token, None
+            tell()
+        return out
+
+
 async def relay_stream(
     response: Response,
     observer: StreamObserver,
-    write: Callable[[bytes], Awaitable[None]],
+    reader: Reader,
     on_first_token: Callable[[], None],
     clock: Clock,
     *,
@@ -34,28 +79,56 @@ async def relay_stream(
 ) -> StreamEnd:
     """Relay until the stream's end, and say which end it was. Of a stream whose end marks are not known
     (`needs_end_mark` False) a body that ends in order is a complete one."""
-    waiting_for_first = True
+    watch = _Watch(observer, on_first_token, clock)
+    direct = reader.direct() if isinstance(response, UpstreamResponse) else None
     try:
-        while piece := await response.read():
-            out = observer.feed(piece, clock.now())
-            if waiting_for_first and observer.first_token_at is not None:
-                waiting_for_first = False
-                on_first_token()
-            if out:
-                await write(out)
+        if direct is not None and isinstance(response, UpstreamResponse):
+            await _pass_on_directly(response, watch, reader, direct)
+        else:
+            await _pass_on(response, watch, reader.write)
     except UpstreamError as error:
         was_told = observer.error is not None  # in a whole event: one that is cut off tells nobody anything
-        await _write_held(observer, write, clock)
+        await _write_held(observer, reader.write, clock)
         if was_told:
             return StreamEnd.ERROR_EVENT
         if observer.done:
             return StreamEnd.COMPLETE
         return StreamEnd.SILENT if isinstance(error, IdleTimeout) else StreamEnd.BROKEN_OFF
-    await _write_held(observer, write, clock)
+    await _write_held(observer, reader.write, clock)
     if observer.error is not None:
         return StreamEnd.ERROR_EVENT
     marked = observer.done or observer.finished
     return StreamEnd.COMPLETE if marked or not needs_end_mark else StreamEnd.BROKEN_OFF
+
+
+async def _pass_on(response: Response, watch: _Watch, write: Callable[[bytes], Awaitable[None]]) -> None:
+    while piece := await response.read():
+        out = watch.take(piece)
+        if out:
+            await write(out)
+
+
+async def _pass_on_directly(
+    response: UpstreamResponse, watch: _Watch, reader: Reader, direct: DirectWriter
+) -> None:
+    take, write_now = watch.take, direct.write_now
+
+    def pass_on(piece: bytes) -> None:
+        out = take(piece)
+        if out and not write_now(out):
+            reader.held_up()
+            response.hold()
+
+    def go_on() -> None:
+        reader.taken()
+        response.go_on()
+
+    direct.on_writable = go_on
+    try:
+        await response.pass_to(pass_on)
+    finally:
+        direct.on_writable = None
+        reader.taken()
 
 
 async def _write_held(

@@ -6,6 +6,7 @@ Whoever holds an unfinished response reads it to its end or calls `abort()`; not
 """
 
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from gateway.upstream.errors import UpstreamAborted
@@ -43,6 +44,7 @@ class UpstreamResponse:
         "_error",
         "_loop",
         "_pieces",
+        "_sink",
         "_waiter",
         "complete",
         "headers",
@@ -64,6 +66,7 @@ class UpstreamResponse:
         self._connection: Http1Connection | None = connection
         self._loop = loop
         self._pieces: deque[bytes] = deque()
+        self._sink: Callable[[bytes], None] | None = None
         self._waiter: Future[None] | None = None
         self._error: Exception | None = None
 
@@ -109,6 +112,32 @@ class UpstreamResponse:
             raise self._error
         return None
 
+    async def pass_to(self, sink: Callable[[bytes], None]) -> None:
+        """Every piece from here to the end of the body, as it comes off the wire: no task is woken for it.
+        `sink` may `hold` what comes behind. Raises what `read` does, and what `sink` raises."""
+        here, self._pieces = self._pieces, deque()
+        self.unread_bytes = 0
+        self.go_on()
+        for piece in here:
+            sink(piece)
+        self._sink = sink
+        try:
+            while not self.complete:
+                if self._error is not None:
+                    raise self._error
+                await self._wait()
+        finally:
+            self._sink = None
+
+    def hold(self) -> None:
+        """Take no more from the upstream until told to `go_on`."""
+        if self._connection is not None:
+            self._connection.hold()
+
+    def go_on(self) -> None:
+        if self._connection is not None:
+            self._connection.drained(0)
+
     async def read_all(self, limit: int) -> bytes:
         """The rest of the body. A body of more than `limit` bytes is given up with `UpstreamAborted`."""
         return await read_whole(self, limit)
@@ -143,6 +172,13 @@ class UpstreamResponse:
 
     def deliver(self, piece: bytes) -> int:
         """Add a piece and answer how many bytes now wait to be read."""
+        if self._sink is not None:
+            try:
+                self._sink(piece)
+            except Exception as error:
+                self._sink = None
+                self._error = error
+            return 0
         self._pieces.append(piece)
         self.unread_bytes += len(piece)
         return self.unread_bytes
@@ -160,8 +196,9 @@ class UpstreamResponse:
         self.wake()
 
     def wake(self) -> None:
+        """There is something new: with a sink only the end of the body is."""
         waiter = self._waiter
-        if waiter is not None:
+        if waiter is not None and (self._sink is None or self.complete or self._error is not None):
             self._waiter = None
             if not waiter.done():
                 waiter.set_result(None)

@@ -20,6 +20,7 @@ class FakeTransport(asyncio.Transport):
         super().__init__()
         self.written: list[bytes] = []
         self.aborted = False
+        self.paused = False
 
     def write(self, data: Any) -> None:
         self.written.append(bytes(data))
@@ -29,9 +30,11 @@ class FakeTransport(asyncio.Transport):
     def get_write_buffer_size(self) -> int:
         return 0
 
-    def pause_reading(self) -> None: ...
+    def pause_reading(self) -> None:
+        self.paused = True
 
-    def resume_reading(self) -> None: ...
+    def resume_reading(self) -> None:
+        self.paused = False
 
     def abort(self) -> None:
         self.aborted = True
