@@ -118,6 +118,7 @@ class Exchange:
         if self._upload_is_unread or self.turn.reply_is_unfinished:
             await self._let_upload_end()
             await self.reply.finish()
+        self.reply.close()
 
     def interrupt(self, reason: Interrupt) -> None:
         """Break the exchange off; the first reason counts."""

@@ -6,6 +6,7 @@ that the gateway says itself.
 """
 
 from collections.abc import Iterable, Sequence
+from functools import cache
 from urllib.parse import unquote_to_bytes
 
 from gateway.policy.clock import NANOSECONDS_PER_SECOND
@@ -52,6 +53,7 @@ _NOT_SENT_DOWN = HOP_BY_HOP | {
     b"set-cookie",
     b"x-request-id",
 }
+_NOTHING: frozenset[bytes] = frozenset()
 _OWN_PREFIXES = (b"x-qos-", b"x-ratelimit-")
 
 STREAM_HEADERS: tuple[Header, ...] = (
@@ -78,14 +80,21 @@ def _is_credential(parameter: bytes) -> bool:
 def named_by_connection(headers: Iterable[Header]) -> frozenset[bytes]:
     """Headers that the sender's `Connection` makes hop-by-hop."""
     named = [value for name, value in headers if name == b"connection"]
+    if not named:
+        return _NOTHING
     return frozenset(part.strip().lower() for value in named for part in value.split(b","))
+
+
+@cache
+def _dropped_besides(more: frozenset[bytes]) -> frozenset[bytes]:
+    return _NOT_SENT_UP | more
 
 
 def for_upstream(
     headers: Sequence[Header], *, also_dropped: frozenset[bytes], request_id: bytes, credential: bytes | None
 ) -> list[Header]:
     """The client's headers (lower-case names) as the engine gets them, for a JSON body."""
-    dropped = _NOT_SENT_UP | also_dropped
+    dropped = _dropped_besides(also_dropped)
     hop = named_by_connection(headers)
     kept = [
         header

@@ -120,3 +120,7 @@ class Reply:
 
     def cut(self) -> None:
         self._channel.cut()
+
+    def close(self) -> None:
+        """There will be no more of it. It lets go of the exchange, which holds it: both are freed at once."""
+        self._common_headers = list

@@ -31,11 +31,13 @@ _SECRET = re.compile(
 _TALKATIVE = ("httpx", "httpcore", "asyncio", "urllib3")
 
 HIDDEN = "***"
+_LEVEL_NUMBERS = {name.lower(): number for name, number in logging.getLevelNamesMapping().items() if number}
 _LEVELS = {"warn": "warning", "exception": "error", "fatal": "critical"}
 
 _EventDict = MutableMapping[str, Any]
 _encode = msgspec.json.Encoder(enc_hook=str).encode
 _output: LogOutput | None = None
+_json_from: int | None = None  # the lowest level that is written, where lines are JSON
 
 
 class _LineLogger:
@@ -78,7 +80,7 @@ def configure_logging(
     Start uvicorn with `log_config=None`, or it installs its own. Its access log is off: the request log
     says more. A logger that was bound before keeps its level and look.
     """
-    global _output
+    global _json_from, _output
     stream = stream if stream is not None else sys.stdout
     if _output is None or _output.stream is not stream:
         if _output is not None:
@@ -86,6 +88,7 @@ def configure_logging(
         _output = LogOutput(stream)
     output = _output
     on_console = format == "console" or (format == "auto" and stream.isatty())
+    _json_from = None if on_console else _LEVEL_NUMBERS[level]
     processors: list[Processor] = [
         structlog.processors.format_exc_info,
         redact,
@@ -100,6 +103,21 @@ def configure_logging(
     )
     _configure_standard_library(_Handler(output, processors), level)
     return output
+
+
+def json_lines(event: str) -> Callable[[str, dict[str, Any]], None] | None:
+    """How to write JSON lines of this event (level, fields) past loggers and processors: for lines that come
+    by the thousand, and quote nobody. None where lines are not JSON."""
+    if _output is None or _json_from is None:
+        return None
+    write, stamp = _output.write, Stamp()
+    levels = [name for name, number in _LEVEL_NUMBERS.items() if number >= _json_from]
+
+    def write_line(level: str, fields: dict[str, Any]) -> None:
+        if level in levels:
+            write(render_json(None, level, {**stamp.head(level, event), **fields}))
+
+    return write_line
 
 
 def _configure_standard_library(handler: _Handler, level: str) -> None:
@@ -151,12 +169,15 @@ class Stamp:
         self._prefix = ""
 
     def __call__(self, _: Any, level: str, line: _EventDict) -> _EventDict:
+        return {**self.head(level, line.pop("event", "")), **line}
+
+    def head(self, level: str, event: Any) -> dict[str, Any]:
         second, rest = divmod(self._now(), NANOSECONDS_PER_SECOND)
         if second != self._second:
             self._second = second
             self._prefix = datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S.")
         ts = f"{self._prefix}{rest // 1_000_000:03d}Z"
-        return {"ts": ts, "level": _LEVELS.get(level, level), "event": line.pop("event", ""), **line}
+        return {"ts": ts, "level": _LEVELS.get(level, level), "event": event}
 
 
 def render_json(_: Any, __: str, line: _EventDict) -> str:

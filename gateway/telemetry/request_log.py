@@ -2,6 +2,7 @@
 parts took; never what was asked, and never a key."""
 
 from collections.abc import Callable
+from typing import Any
 
 import structlog
 
@@ -11,6 +12,7 @@ from gateway.policy.parameters import MILLITOKENS
 from gateway.policy.request import PRIORITIES
 from gateway.telemetry.endings import queue_wait_ns
 from gateway.telemetry.labels import clean
+from gateway.telemetry.log_setup import json_lines
 
 REQUEST_ID_LENGTH_MAX = 128
 
@@ -41,8 +43,9 @@ class RequestLog(Observer):
     def take_logging(self) -> None:
         """Write as logging is configured now."""
         log = structlog.get_logger().bind()
-        self._info = log.info
-        self._write_at = {outcome: getattr(log, level) for outcome, level in _LEVELS.items()}
+        self._write = json_lines("request") or (
+            lambda level, fields: getattr(log, level)("request", **fields)
+        )
 
     def answered(self, request_id: str, status: int) -> None:
         """This status was sent, and the request will end."""
@@ -53,28 +56,29 @@ class RequestLog(Observer):
 
     def write(self, event: RequestEnded, status: int | None = None) -> None:
         outcome, usage = event.outcome, event.usage
-        self._write_at.get(outcome, self._info)(
-            "request",
-            request_id=clean(event.request_id, REQUEST_ID_LENGTH_MAX),
-            tenant=clean(event.tenant) or None,
-            model=clean(event.model) or None,
-            priority=_CLASS_NAMES[event.priority],
-            outcome=outcome.value,
-            status=self._status_of(outcome) if status is None else status,
-            streaming=event.streaming,
-            upstream=event.upstream,
-            queue_ms=_milliseconds(queue_wait_ns(event)),
-            ttft_ms=_milliseconds(event.ttft_ns),
-            tpot_ms=_milliseconds(event.tpot_ns),
-            max_gap_ms=_milliseconds(event.max_gap_ns),
-            duration_ms=_milliseconds(event.ended_at - event.arrived_at),
-            input_tokens=None if usage is None else usage.input_tokens,
-            cached_tokens=None if usage is None else usage.cached_tokens,
-            output_tokens=None if usage is None else usage.output_tokens,
-            cost=event.charged / MILLITOKENS,
-            promoted=event.promoted,
-            **_seldom(event),
-        )
+        fields: dict[str, Any] = {
+            "request_id": clean(event.request_id, REQUEST_ID_LENGTH_MAX),
+            "tenant": clean(event.tenant) or None,
+            "model": clean(event.model) or None,
+            "priority": _CLASS_NAMES[event.priority],
+            "outcome": outcome.value,
+            "status": self._status_of(outcome) if status is None else status,
+            "streaming": event.streaming,
+            "upstream": event.upstream,
+            "queue_ms": _milliseconds(queue_wait_ns(event)),
+            "ttft_ms": _milliseconds(event.ttft_ns),
+            "tpot_ms": _milliseconds(event.tpot_ns),
+            "max_gap_ms": _milliseconds(event.max_gap_ns),
+            "duration_ms": _milliseconds(event.ended_at - event.arrived_at),
+            "input_tokens": None if usage is None else usage.input_tokens,
+            "cached_tokens": None if usage is None else usage.cached_tokens,
+            "output_tokens": None if usage is None else usage.output_tokens,
+            "cost": event.charged / MILLITOKENS,
+            "promoted": event.promoted,
+        }
+        if event.would_be is not None or event.requeued:
+            fields |= _seldom(event)
+        self._write(_LEVELS.get(outcome, "info"), fields)
 
 
 def _seldom(event: RequestEnded) -> dict[str, object]:

@@ -139,8 +139,8 @@ class StreamObserver:
     def feed(self, data: bytes, now_ns: int) -> bytes:
         """Look at what has arrived; the answer is what the client may have now."""
         if self._splitter.idle and len(data) <= MAX_EVENT_BYTES:
-            if self._prefix and self._repeats_template(data):
-                self._count_tokens(self._prefix_pieces, now_ns)
+            if self._prefix and (repeated := self._repeats_template(data)):
+                self._count_tokens(repeated, self._prefix_pieces, now_ns)
                 return data
             if data.startswith(b"data: ") and data.find(b"\n") == len(data) - 2 and b"\r" not in data:
                 return b"" if self._observe(data, b"", data[6:-2], now_ns) else data
@@ -190,7 +190,7 @@ class StreamObserver:
         if data is None:
             return False
         if self._prefix and self._repeats_template(raw):
-            self._count_tokens(self._prefix_pieces, now_ns)
+            self._count_tokens(1, self._prefix_pieces, now_ns)
             return False
         return self._observe(raw, name, data, now_ns)
 
@@ -227,7 +227,7 @@ class StreamObserver:
                 self._finished_choices.add(choice.index)
                 is_plain = False
         if pieces:
-            self._count_tokens(pieces, now_ns)
+            self._count_tokens(1, pieces, now_ns)
         if chunk.usage is not None:
             self._note_usage(chunk.usage)
             return self._strip_usage and chunk.choices == [] and not is_error and len(raw) <= HELD_BYTES_MAX
@@ -251,7 +251,7 @@ class StreamObserver:
             self.next_number = event.sequence_number + 1
         usage = event.reported_usage()
         if not is_error and event.has_token(kind):
-            self._count_tokens(1, now_ns)
+            self._count_tokens(1, 1, now_ns)
             if usage is None:
                 self._learn_template(raw, 1)
         if usage is not None:
@@ -261,15 +261,16 @@ class StreamObserver:
         elif kind == "message_delta" and isinstance(event.delta, dict) and event.delta.get("stop_reason"):
             self._answer_finished = True
 
-    def _count_tokens(self, pieces: int, now_ns: int) -> None:
+    def _count_tokens(self, events: int, pieces: int, now_ns: int) -> None:
+        """So many events at this moment, each with so many pieces of text."""
         last = self.last_token_at
         if last is None:
             self.first_token_at = now_ns
         elif now_ns - last > self.max_gap_ns:
             self.max_gap_ns = now_ns - last
         self.last_token_at = now_ns
-        self.token_events += 1
-        self._pieces += pieces
+        self.token_events += events
+        self._pieces += events * pieces
 
     def _note_usage(self, reported: object) -> None:
         usage = parse_usage(reported, self.usage)
@@ -281,13 +282,20 @@ class StreamObserver:
         if self.error is None:
             self.error = data
 
-    def _repeats_template(self, raw: bytes) -> bool:
-        if not (raw.startswith(self._prefix) and raw.endswith(self._suffix)):
-            return False
-        if _PLAIN_TEXT.fullmatch(raw, len(self._prefix), len(raw) - len(self._suffix)) is None:
-            return False
+    def _repeats_template(self, data: bytes) -> int:
+        """How many events like the template this is; 0 where anything in it is none."""
+        prefix, suffix = self._prefix, self._suffix
+        events = start = 0
+        while data.startswith(prefix, start):
+            text = _PLAIN_TEXT.match(data, start + len(prefix))
+            if text is None or not data.startswith(suffix, text.end()):
+                return 0
+            events += 1
+            start = text.end() + len(suffix)
+        if start != len(data):
+            return 0
         self._templates_in_vain = 0
-        return True
+        return events
 
     def _learn_template(self, raw: bytes, pieces: int) -> None:
         """Keep what surrounds the text of an event that is nothing but text.
