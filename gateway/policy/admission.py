@@ -190,7 +190,12 @@ class Admission:
     def next_deadline(self) -> int:
         """Nanoseconds on the injected clock; NEVER when nothing is due."""
         now = self._clock.now()
-        return min((pool.next_deadline(now) for pool in self.pools), default=NEVER)
+        soonest = NEVER
+        for pool in self.pools:
+            deadline = pool.next_deadline(now)
+            if deadline < soonest:
+                soonest = deadline
+        return soonest
 
     def take_decisions(self) -> Sequence[Ticket]:
         """Tickets dispatched or refused since the last call, in order."""

@@ -12,6 +12,8 @@ which are slow count before they end:
   has five samples of its predicted prefill. A stream can be the oldest from the second reading on that finds
   it without: a bunch of prompts that is over within a second is no overload, and each such cut would take
   half a minute to grow back.
+  Neither has what a long prompt's stall explains (`known_stalls.py`): how often there is one, the policy has
+  decided itself.
 * *KV use*: the largest fraction of an engine's memory in use, as far as engines tell.
 
 An answer that is not streamed has no first token and no gaps that anybody could see: it feeds none of these.
@@ -23,6 +25,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from gateway.policy.clock import NANOSECONDS_PER_SECOND
+from gateway.policy.known_stalls import KnownStalls
 from gateway.policy.parameters import SloTargets
 from gateway.policy.prefill_model import SAMPLES_MIN
 from gateway.policy.request import PRIORITIES, Priority, Ticket
@@ -94,6 +97,7 @@ class ControlSignals:
         self._asked = [0] * len(PRIORITIES)
         self._asked_before: deque[tuple[int, list[int]]] = deque([(now, [0] * len(PRIORITIES))])
         self._verdicts: list[deque[Verdict]] = [deque(maxlen=VERDICTS_MAX) for _ in PRIORITIES]
+        self._stalls = KnownStalls()
 
     # ------------------------------------------------------------------ what happens
 
@@ -108,12 +112,15 @@ class ControlSignals:
         """To be told before the upstream learns from it."""
         ticket.measured_at = now
         ticket.measured_tokens = 0 if ticket.progress is None else ticket.progress.output_tokens_seen
-        prefill = ticket.upstream.prefill
-        if prefill.samples >= SAMPLES_MIN and ticket.dispatched_at is not None:
-            late = now - ticket.dispatched_at - prefill.predict_ns(ticket.input_tokens)
+        self._stalls.prefilled(ticket, now)
+        late = self._late(ticket, now)
+        if late is not None:
             self._waits.append((now, late))
 
     def stream_ends(self, ticket: Ticket, now: int) -> None:
+        """To be told before the upstream learns from it."""
+        if ticket.prefilling:
+            self._stalls.prefilled(ticket, now)
         self._measure(ticket, now)
 
     def judged(self, priority: Priority, verdict: Verdict) -> None:
@@ -139,13 +146,11 @@ class ControlSignals:
                 if _has_broken(promises[ticket.priority], ticket, now):
                     overdue[ticket.priority].append(dispatched_at)
                 if ticket.first_token_at is None:
-                    age = now - dispatched_at
-                    if upstream.prefill.samples >= SAMPLES_MIN and dispatched_at <= last:
-                        late = age - upstream.prefill.predict_ns(ticket.input_tokens)
+                    late = self._late(ticket, now) if dispatched_at <= last else None
+                    if late is not None:
                         oldest = late if oldest is None else max(late, oldest)
                 elif not self._measure(ticket, now) and ticket.progress and ticket.measured_at <= last:
-                    self._gap_ns += now - ticket.measured_at
-                    self._gap_tokens += 1
+                    self._count(ticket, now, 1.0)
         readings = Readings(
             at=now,
             gap_ns=self._gap(now),
@@ -159,6 +164,22 @@ class ControlSignals:
         self._held_back = [False] * len(PRIORITIES)
         return readings
 
+    def _late(self, ticket: Ticket, now: int) -> int | None:
+        """How much longer than predicted a first token takes that is there just now, or not yet; None where
+        nobody can tell, or a stall explains it."""
+        prefill = ticket.upstream.prefill
+        sent_at = ticket.dispatched_at
+        if prefill.samples < SAMPLES_MIN or sent_at is None or self._stalls.explain_wait(ticket, now):
+            return None
+        age: int = now - sent_at
+        return age - int(prefill.predict_ns(ticket.input_tokens))
+
+    def _count(self, ticket: Ticket, until: int, tokens: float) -> None:
+        """A stream took the time since it was last measured for so many tokens."""
+        if not self._stalls.explain_gap(ticket, ticket.measured_at, until):
+            self._gap_ns += until - ticket.measured_at
+            self._gap_tokens += tokens
+
     def _measure(self, ticket: Ticket, now: int) -> bool:
         """Take in a stream's tokens since it was last looked at; False if there were none."""
         progress = ticket.progress
@@ -171,8 +192,7 @@ class ControlSignals:
         took = progress.last_token_at - ticket.measured_at
         if tokens <= 0 or took <= 0:
             return False
-        self._gap_ns += took
-        self._gap_tokens += tokens / ticket.ask.sequences
+        self._count(ticket, progress.last_token_at, tokens / ticket.ask.sequences)
         ticket.measured_at = progress.last_token_at
         ticket.measured_tokens += tokens
         return True

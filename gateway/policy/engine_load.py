@@ -43,6 +43,11 @@ class LoadGate:
         self.stale_at = NEVER
         """When the last page stops to count; NEVER if there is none that does."""
 
+    @property
+    def is_known(self) -> bool:
+        """Whether there ever was a page."""
+        return self._load is not None
+
     def told(self, load: EngineLoad, own_prefills: int, own_tokens: int, now: int) -> None:
         self._load = load
         self._own_prefills = own_prefills

@@ -15,16 +15,20 @@ from gateway.policy.engine_load import EngineLoad
 from gateway.policy.events import RatesChanged
 from gateway.policy.parameters import MILLITOKENS, PolicyParameters, UpstreamParameters
 from gateway.policy.patience import wait_limit_ns
-from gateway.policy.priority_queue import FairQueue, ServiceCounters
+from gateway.policy.payment import Payment
 from gateway.policy.refusals import Refusals
 from gateway.policy.request import PRIORITIES, Priority, Refusal, Stage, Ticket
 from gateway.policy.scheduler import Scheduler
-from gateway.policy.token_bucket import UNITS_PER_MILLITOKEN, BucketRules, TokenBuckets
+from gateway.policy.token_bucket import BucketRules, TokenBuckets
+from gateway.policy.turns import Turns
 from gateway.policy.upstream_slots import UpstreamSlots
 from gateway.policy.waiting_room import WAITING, Route, WaitingRoom
 
 ACTIVITY_TAIL_NS = 5 * NANOSECONDS_PER_SECOND
 """A class counts as active for so long after its last request ended: its next one is likely near."""
+
+ROUTES_KNOWN_MAX = 256
+"""By model; an upstream may serve whatever it is asked for."""
 
 
 class Pool:
@@ -40,37 +44,56 @@ class Pool:
         self._decide = decide
         self.room = WaitingRoom(parameters.no_upstream_ns)
         self._take(parameters)
-        self.slots = slots
-        capacity = self._nominal_capacity() or _capacity(slots)
+        capacity = _capacity(s for s in slots if s.healthy) or _capacity(slots)
         self.control = CapacityLoop(parameters, capacity, now)
         self.buckets = TokenBuckets(_bucket_rules(parameters), capacity, now)
-        self.throttled = [FairQueue(ServiceCounters(), sticky_head=True) for _ in PRIORITIES]
+        self.payment = Payment(self.buckets)
+        self.throttled = self.payment.throttled
         self.scheduler = Scheduler(parameters.classes, parameters.scheduling.skip_limit)
+        self.turns = Turns(self.scheduler, self.buckets, slots)
         self._requests = [0, 0, 0]  # waiting or in flight
+        self._known_routes: dict[tuple[str, bool], Route] = {}  # until the upstreams are others
         self._assumed_first_tokens: list[tuple[int, int, Ticket]] = []
-        self.places = [DrainRate() for _ in PRIORITIES]  # of those that are paid
         self._drain = [DrainRate() for _ in PRIORITIES]  # of all that wait
         self._refusals = Refusals(self)
-        self._nobody_can_go = False  # the last look found so, and nothing has changed since
-        self._next_change = NEVER  # when time alone may change that
         self._now = now
         self._set_credit()
 
     # ------------------------------------------------------------------ routes and upstreams
 
+    @property
+    def slots(self) -> list[UpstreamSlots]:
+        return self.turns.slots
+
+    @slots.setter
+    def slots(self, slots: list[UpstreamSlots]) -> None:
+        self.turns.slots = slots
+
     def route(self, model: str, is_long: bool, avoided: Sequence[UpstreamSlots] = ()) -> Route | None:
         """Where requests for a model may go; None when no upstream here serves it. To `avoided` ones only
         if there are no others."""
+        if not avoided and (known := self._known_routes.get((model, is_long))) is not None:
+            return known
         serving = [s for s in self.slots if serves(s.parameters, model)]
         wanted = "long" if is_long else "short"
         fitting = [s for s in serving if s.parameters.accepts in ("any", wanted)] or serving
         fitting = [s for s in fitting if s not in avoided] or fitting
-        return self.room.route_to(fitting, is_long, self._now) if fitting else None
+        if not fitting:
+            return None
+        route = self.room.route_to(fitting, is_long, self._now)
+        if not avoided and len(self._known_routes) < ROUTES_KNOWN_MAX:
+            self._known_routes[model, is_long] = route
+        return route
+
+    def forget_routes(self) -> None:
+        """Upstreams, or what they serve, are others now: those who wait are to be given new routes."""
+        self.room.forget_routes()
+        self._known_routes.clear()
 
     def set_health(self, upstream: UpstreamSlots, healthy: bool, now: int) -> None:
         self.catch_up(now)
         upstream.set_health(healthy)
-        self._nobody_can_go = False
+        self.turns.may_have_changed()
         self.room.health_changed(now)
         capacity = self._nominal_capacity()
         if capacity:  # with none healthy C keeps its last value
@@ -81,13 +104,13 @@ class Pool:
     def begin_trial(self, upstream: UpstreamSlots, now: int) -> None:
         self.catch_up(now)
         upstream.begin_trial()
-        self._nobody_can_go = False
+        self.turns.may_have_changed()
         self._settle_down(now)
 
     def engine_load_told(self, upstream: UpstreamSlots, load: EngineLoad, now: int) -> None:
         self.catch_up(now)
         upstream.told(load, now)
-        self._nobody_can_go = False
+        self.turns.may_have_changed()
         self._settle_down(now)
 
     def reconfigure(self, parameters: PolicyParameters, now: int) -> None:
@@ -102,7 +125,7 @@ class Pool:
         rates = self.control.reconfigure(parameters, capacity, now)
         self.buckets.reconfigure(_bucket_rules(parameters), rates, now)
         self._set_credit()
-        self._nobody_can_go = False
+        self.turns.may_have_changed()
         self._settle_down(now)
 
     def _take(self, parameters: PolicyParameters) -> None:
@@ -114,7 +137,7 @@ class Pool:
         """The control loop's turn, if it has come."""
         if now >= self.control.due:
             for priority, line in zip(PRIORITIES, self.throttled, strict=True):
-                if len(line) and (head := line.peek()) and not self.on_own_share(head, now):
+                if len(line) and (head := line.peek()) and not self.payment.on_own_share(head, now):
                     self.control.signals.held_back(priority)
             rates = self.control.tick(self.slots, idle=not any(self._requests), now=now)
             if rates is not None:
@@ -131,12 +154,8 @@ class Pool:
         self._settle_down(now)
 
     def _set_credit(self) -> None:
-        """A tenant that comes back may be behind by as much as its class lets one ask for at once: its burst,
-        and what its rate pays within the throttle time."""
         for priority in PRIORITIES:
-            credit = self.buckets.bursts[priority] // UNITS_PER_MILLITOKEN
-            throttle_ns = self.classes[priority].max_throttle_ns
-            credit += self.buckets.rates[priority] * throttle_ns // NANOSECONDS_PER_SECOND
+            credit = self.payment.credit(priority, self.classes[priority].max_throttle_ns)
             self.throttled[priority].counters.credit = credit
             self.scheduler.ready[priority].counters.credit = credit
 
@@ -160,12 +179,12 @@ class Pool:
             self._let_through(ticket, wait_limit, now)
             return
         line = self.throttled[priority]
-        if not len(line) and self.buckets.affords(priority, ticket.cost, self.on_own_share(ticket, now)):
+        if not line.length and self.payment.affords(ticket, now):
             self._hold(ticket, now)
             line.pass_through(ticket)
             self._pay(ticket, now)
         else:
-            if not self.on_own_share(ticket, now):
+            if not self.payment.on_own_share(ticket, now):
                 self.control.signals.held_back(priority)
             refusal = self._refusals.too_long_a_wait(ticket, wait_limit, now)
             if refusal is not None:
@@ -190,56 +209,21 @@ class Pool:
             self._drain[ticket.priority].begins(now)
         self.room.enter(ticket)
 
-    def on_own_share(self, ticket: Ticket, now: int) -> bool:
-        """Long prompts below P0 are not paid with lent tokens while a higher class is active."""
-        return ticket.is_long and self.buckets.limited(ticket.priority, now)
-
     # ------------------------------------------------------------------ paying and dispatching
 
     def _pay(self, ticket: Ticket, now: int) -> None:
-        self._charge(ticket, now)
+        self.payment.charge(ticket, now)
         ticket.paid_at = now
         ticket.stage = Stage.READY
-        self._stand_ready(ticket, now)
-
-    def _stand_ready(self, ticket: Ticket, now: int) -> None:
-        ready = self.scheduler.ready[ticket.priority]
-        if not ready.length:
-            self.places[ticket.priority].begins(now)
-        ready.push(ticket)
-        self._nobody_can_go = False
-
-    def _charge(self, ticket: Ticket, now: int) -> None:
-        ticket.on_own_share = self.on_own_share(ticket, now)
-        ticket.own_units = self.buckets.take(ticket.priority, ticket.cost, ticket.on_own_share)
-        ticket.charged = ticket.cost
-
-    def _pay_throttled(self, now: int) -> None:
-        for priority, line in zip(PRIORITIES, self.throttled, strict=True):
-            while (head := line.peek() if len(line) else None) is not None:
-                if not self.buckets.affords(priority, head.cost, self.on_own_share(head, now)):
-                    break
-                line.pop()
-                self._pay(head, now)
+        self.turns.stand_ready(ticket, now)
 
     def _dispatch(self, now: int) -> None:
-        if self._nobody_can_go and now < self._next_change:
-            return
-        while self.scheduler.anybody_ready and not all(slots.full for slots in self.slots):
-            limited = self.buckets.limits(now)
-            choice = self.scheduler.choose(limited, now)
-            if choice is None:
-                break
-            self.scheduler.dispatched(choice, limited, now)
-            ticket = choice.ticket
+        while (choice := self.turns.next(now)) is not None:
+            ticket, upstream, promoted = choice
             self.room.leave(ticket)
-            ticket.promoted = choice.promoted
+            ticket.promoted = promoted
             self._drain[ticket.priority].count(now)
-            self.places[ticket.priority].count(now)
-            self._send(ticket, choice.upstream, now)
-        self._nobody_can_go = True
-        self._next_change = min(slots.next_change(now) for slots in self.slots)
-        self._next_change = min(self._next_change, self.buckets.next_activity_end(now))
+            self._send(ticket, upstream, now)
 
     def _send(self, ticket: Ticket, upstream: UpstreamSlots, now: int) -> None:
         ticket.stage = Stage.DISPATCHED
@@ -256,19 +240,24 @@ class Pool:
         if ticket.would_be is None:
             ticket.would_be = self._refusals.would_be(ticket, wait_limit, now)
         if ticket.would_be is None:
-            self._charge(ticket, now)
+            self.payment.charge(ticket, now)
         else:
             ticket.exempt = True
         self._send(ticket, min(upstreams, key=lambda upstream: upstream.burden), now)
+        self.turns.may_have_changed()  # when the next long prompt's turn comes has changed
 
     def _proceed(self, now: int) -> None:
-        self._pay_throttled(now)
+        p0, p1, p2 = self.throttled
+        if p0.length or p1.length or p2.length:
+            for ticket in self.payment.leaving(now):
+                self._pay(ticket, now)
         self._dispatch(now)
 
     def _settle_down(self, now: int) -> None:
+        if not self.room.length:
+            return
         self._proceed(now)
-        if self._expire(now):
-            self._proceed(now)
+        self._end_those_over(now)
 
     # ------------------------------------------------------------------ endings
 
@@ -280,8 +269,10 @@ class Pool:
         if ticket.had_engine_alone and ticket.dispatched_at is not None:
             ticket.upstream.prefill.learn(ticket.input_tokens, now - ticket.dispatched_at)
         ticket.upstream.prefilled(ticket)
-        self._nobody_can_go = False
-        self._settle_down(now)
+        self.turns.may_have_changed()
+        if self.room.length:
+            self._dispatch(now)  # nobody can pay who could not a moment ago
+            self._end_those_over(now)
 
     def cancel(self, ticket: Ticket, refusal: Refusal, now: int) -> None:
         """End a request that was not dispatched. It is taken out before anything else happens at this
@@ -306,7 +297,7 @@ class Pool:
             self.control.signals.asked(ticket.priority, actual_cost - ticket.cost)
             self._settle(ticket, actual_cost)
         ticket.upstream.release(ticket)
-        self._nobody_can_go = False
+        self.turns.may_have_changed()
         self._leave(ticket, now)
         self._settle_down(now)
 
@@ -318,7 +309,7 @@ class Pool:
         upstream: UpstreamSlots = ticket.upstream
         self._settle(ticket, 0)
         upstream.sent_back(ticket, now, full=not elsewhere)
-        self._nobody_can_go = False
+        self.turns.may_have_changed()
         if elsewhere:
             ticket.not_reached = upstream.name
             others = [other for other in ticket.route.upstreams if other is not upstream]
@@ -335,7 +326,7 @@ class Pool:
 
     def _wait_again(self, ticket: Ticket, now: int) -> None:
         self._hold(ticket, now)
-        if self.buckets.affords(ticket.priority, ticket.cost, self.on_own_share(ticket, now)):
+        if self.payment.affords(ticket, now):
             self.throttled[ticket.priority].pass_through(ticket)
             self._pay(ticket, now)
         else:
@@ -345,9 +336,7 @@ class Pool:
     def _settle(self, ticket: Ticket, actual_cost: int) -> None:
         """Replace what was charged by what was used, in the bucket and in the tenant's service."""
         difference = actual_cost - ticket.charged
-        ticket.charged = self.buckets.settle(
-            ticket.priority, ticket.charged, actual_cost, ticket.on_own_share, ticket.own_units
-        )
+        self.payment.settle(ticket, actual_cost)
         if ticket.paid_at is None:  # only observed: it was not counted as service
             return
         self.throttled[ticket.priority].counters.correct(ticket.tenant, difference)
@@ -357,10 +346,8 @@ class Pool:
         """Refuse a request that holds no lease, and give back all it took."""
         if ticket.stage is Stage.READY:
             self.scheduler.ready[ticket.priority].remove(ticket)
-            self._nobody_can_go = False  # another is the head now
-            self.buckets.settle(ticket.priority, ticket.charged, 0, ticket.on_own_share, ticket.own_units)
-            self.throttled[ticket.priority].counters.correct(ticket.tenant, -ticket.charged)
-            ticket.charged = 0
+            self.turns.may_have_changed()  # another is the head now
+            self.payment.give_back(ticket)
             self.room.leave(ticket)
         elif ticket.seq in ticket.route.waiting:
             self.throttled[ticket.priority].remove(ticket)
@@ -377,7 +364,7 @@ class Pool:
         self._requests[ticket.priority] -= 1
         if not self._requests[ticket.priority]:
             self.buckets.active_until[ticket.priority] = until = now + ACTIVITY_TAIL_NS
-            self._next_change = min(self._next_change, until)
+            self.turns.may_change_at(until)
 
     # ------------------------------------------------------------------ other upstreams
 
@@ -426,7 +413,7 @@ class Pool:
         if ticket.stage is Stage.THROTTLED:
             self.throttled[ticket.priority].push(ticket)
         elif ticket.stage is Stage.READY:
-            self._stand_ready(ticket, now)
+            self.turns.stand_ready(ticket, now)
         elif ticket.assumed_at <= now:
             ticket.upstream.prefilled(ticket)
         elif ticket.assumed_at < NEVER:
@@ -439,39 +426,47 @@ class Pool:
             ready.keep(self.room.routes)
         self._assumed_first_tokens = [e for e in self._assumed_first_tokens if e[2].pool is self]
         heapify(self._assumed_first_tokens)
-        self._nobody_can_go = False
+        self.turns.may_have_changed()
 
     # ------------------------------------------------------------------ time
 
     def advance(self, now: int) -> None:
         """Bring everything up to `now`. Early, or repeated, it does nothing."""
         self.catch_up(now)
-        if self._expire(now):
-            self._proceed(now)
+        self._end_those_over(now)
 
     def catch_up(self, now: int) -> None:
         """Bring everything up to `now`, but leave those whose wait ends just now a last chance: what
         frees a place at this instant is still to come."""
         self.buckets.advance(now)
-        self._now = max(self._now, now)
+        if now > self._now:
+            self._now = now
+        if self._assumed_first_tokens:
+            self._assume_first_tokens(now)
+        if self.room.length:
+            self._proceed(now)
+            self._end_those_over(now - 1)
+
+    def _assume_first_tokens(self, now: int) -> None:
+        """Of answers that are not streamed, those that count as seen by now."""
         assumed = self._assumed_first_tokens
         while assumed and assumed[0][0] <= now:
             at, _, ticket = heappop(assumed)
             if ticket.stage is Stage.DISPATCHED and ticket.assumed_at == at:
                 ticket.upstream.prefilled(ticket)
-                self._nobody_can_go = False
-        self._proceed(now)
-        if self._expire(now - 1):
-            self._proceed(now)
+                self.turns.may_have_changed()
 
-    def _expire(self, until: int) -> bool:
-        """End those whose time was over by `until`; whether there were any."""
+    def _end_those_over(self, until: int) -> None:
+        """End those whose time was over by `until`. What they leave goes to others."""
+        if not self.room.anybody_over(until):
+            return
         now = self._now
         found = False
         while (ticket := self.room.over(until)) is not None:
             found = True
             self.end_waiting(ticket, self._refusals.waited_too_long(ticket, now), now)
-        return found
+        if found:
+            self._proceed(now)
 
     def next_deadline(self, now: int) -> int:
         """When `advance` should be called next if nothing else happens; NEVER if it need not be.
@@ -479,31 +474,20 @@ class Pool:
         What was due up to the last advance has been seen to; what came due between that and `now` has not.
         """
         seen_to = self._now
-        times = [self.control.due]
+        soonest = self.control.due
         if self._assumed_first_tokens:
-            times.append(self._assumed_first_tokens[0][0])
+            soonest = min(soonest, self._assumed_first_tokens[0][0])
         over = self.room.next_deadline()
         if over < NEVER:  # somebody waits
-            times.append(over)
-            times.append(self.buckets.next_activity_end(seen_to))
-            times.extend(slots.next_change(seen_to) for slots in self.slots)
-            times.extend(self._paying_times(seen_to, min(times)))
-        return max(min(times), now + 1) if min(times) < NEVER else NEVER
-
-    def _paying_times(self, now: int, before: int) -> list[int]:
-        times = []
-        for priority in PRIORITIES:
-            head = self.throttled[priority].peek()
-            if head is not None:
-                own = self.on_own_share(head, now)
-                times.append(self.buckets.time_until(priority, head.cost, own, max(before - now, 1) + 1))
-        return times
+            soonest = min(soonest, over, self.turns.next_change(seen_to))
+            soonest = self.payment.first(seen_to, soonest)
+        return max(soonest, now + 1) if soonest < NEVER else NEVER
 
     # ------------------------------------------------------------------ reading
 
     def depth(self, priority: Priority) -> int:
         """Requests of the class that wait, for tokens or for a place."""
-        return len(self.throttled[priority]) + self.scheduler.ready[priority].length
+        return self.throttled[priority].length + self.scheduler.ready[priority].length
 
     @property
     def queued_bytes(self) -> list[int]:

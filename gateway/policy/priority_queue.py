@@ -63,14 +63,20 @@ class ServiceCounters:
         """The counter with which the tenant waits, or would if it came now. One that nobody knows has not
         been silent: it has no credit."""
         if tenant in self._waiting:
-            return self.of(tenant)
-        credit = self.credit if tenant in self._service else 0
-        return max(self.of(tenant), self._lowest() - credit)
+            return self._service[tenant]
+        own = self._service.get(tenant)
+        lowest = self._lowest()
+        return max(0, lowest) if own is None else max(own, lowest - self.credit)
 
     def _lowest(self) -> int:
         """The smallest counter of those that wait, or of the last that did."""
-        counters = (queue.lowest_counter() for queue in self._queues)
-        return min((c for c in counters if c is not None), default=self._floor)
+        lowest: int | None = None
+        for queue in self._queues:
+            if queue.length:
+                counter = queue.lowest_counter()
+                if lowest is None or counter < lowest:
+                    lowest = counter
+        return self._floor if lowest is None else lowest
 
     def leave(self, tenant: str) -> None:
         queues = self._waiting[tenant] - 1
@@ -86,6 +92,22 @@ class ServiceCounters:
         """The tenant, the least served of the waiting ones, receives `cost`."""
         self._floor = max(self._floor, self.of(tenant))
         self.correct(tenant, cost)
+
+    def serve_at_once(self, tenant: str, cost: int) -> None:
+        """As if the tenant had entered a queue, been served there and left it."""
+        if tenant in self._waiting or self._has_many(len(self._waiting) + 1):
+            self.enter(tenant)
+            self.serve(tenant, cost)
+            self.leave(tenant)
+        else:
+            counter = self.of_waiting(tenant)
+            self._service[tenant] = counter + cost
+            if counter > self._floor:
+                self._floor = counter
+
+    def _has_many(self, waiting: int) -> bool:
+        """Whether one more tenant than are known may be too many, while so many wait."""
+        return len(self._service) >= _COUNTERS_KEPT + 2 * waiting
 
     def correct(self, tenant: str, difference: int) -> None:
         """Service turned out to be larger (or, negative, smaller) than what was counted."""
@@ -135,14 +157,15 @@ class FairQueue:
         self._by_tenant: dict[str, OrderedDict[int, Ticket]] = {}
         self._places: dict[str, tuple[int, int, str]] = {}  # the entry of `_order` that is in force
         self._order: list[tuple[int, int, str]] = []  # (counter, seq of the tenant's first, tenant)
+        self._first: tuple[int, int, str] | None = None  # in force, until places change; None: look
         self._costs: dict[str, int] = {}
         self._heaviest: list[tuple[int, str]] | None = None  # (−cost, tenant), some out of date
         self._last: list[tuple[int, str]] | None = None  # (−counter − cost, tenant), some out of date
         self.total_cost = 0
-        self._length = 0
+        self.length = 0
 
     def __len__(self) -> int:
-        return self._length
+        return self.length
 
     def __iter__(self) -> Iterator[Ticket]:
         for tickets in list(self._by_tenant.values()):
@@ -157,15 +180,13 @@ class FairQueue:
             tickets = self._by_tenant[tenant] = OrderedDict()
             self._costs[tenant] = 0
         insert_by_arrival(ticket, tickets)
-        self._length += 1
+        self.length += 1
         self._add_cost(tenant, ticket.cost)
         self.place(tenant)
 
     def pass_through(self, ticket: Ticket) -> None:
         """As if pushed and popped at once, which is what an empty queue does."""
-        self.counters.enter(ticket.tenant)
-        self.counters.serve(ticket.tenant, ticket.cost)
-        self.counters.leave(ticket.tenant)
+        self.counters.serve_at_once(ticket.tenant, ticket.cost)
 
     def peek(self) -> Ticket | None:
         """Who is next; None when nobody waits."""
@@ -179,16 +200,20 @@ class FairQueue:
             self._head = head
         return head
 
-    def lowest_counter(self) -> int | None:
-        """The smallest counter of a tenant that waits here."""
+    def lowest_counter(self) -> int:
+        """The smallest counter of a tenant that waits here; somebody does."""
         place = self._first_place()
-        return None if place is None else place[0]
+        assert place is not None
+        return place[0]
 
     def _first_place(self) -> tuple[int, int, str] | None:
+        if self._first is not None:
+            return self._first
         order = self._order
         while order:
             place = order[0]
             if self._places.get(place[2]) is place:
+                self._first = place
                 return place
             heappop(order)
         return None
@@ -209,7 +234,7 @@ class FairQueue:
         tenant = ticket.tenant
         tickets = self._by_tenant[tenant]
         del tickets[ticket.seq]
-        self._length -= 1
+        self.length -= 1
         self._add_cost(tenant, -ticket.cost)
         if tickets:
             self.place(tenant)
@@ -217,6 +242,7 @@ class FairQueue:
             del self._by_tenant[tenant]
             del self._costs[tenant]
             del self._places[tenant]
+            self._first = None
             self.counters.leave(tenant)
 
     def place(self, tenant: str) -> None:
@@ -225,13 +251,18 @@ class FairQueue:
         if not tickets:
             return
         place = (self.counters.of(tenant), next(iter(tickets)), tenant)
-        if self._places.get(tenant) == place:
+        places, order = self._places, self._order
+        if places.get(tenant) == place:
             return
-        self._places[tenant] = place
-        self._note_last(tenant)
-        heappush(self._order, place)
-        if len(self._order) > 2 * len(self._places) + 16:
-            self._order = list(self._places.values())
+        places[tenant] = place
+        first = self._first
+        if first is not None and (place < first or tenant == first[2]):
+            self._first = None
+        if self._last is not None:
+            self._note_last(tenant)
+        heappush(order, place)
+        if len(order) > 2 * len(places) + 16:
+            self._order = list(places.values())
             heapify(self._order)
 
     @property
@@ -291,16 +322,17 @@ class FairQueue:
         return self.counters.of(tenant) + self._costs[tenant]
 
     def _note_last(self, tenant: str) -> None:
-        if self._last is not None:
-            heappush(self._last, (-self._final_counter(tenant), tenant))
-            if not self._length or len(self._last) > 2 * len(self._costs) + 64:
-                self._last = None
+        assert self._last is not None
+        heappush(self._last, (-self._final_counter(tenant), tenant))
+        if not self.length or len(self._last) > 2 * len(self._costs) + 64:
+            self._last = None
 
     def _add_cost(self, tenant: str, cost: int) -> None:
         self.total_cost += cost
         self._costs[tenant] += cost
-        self._note_last(tenant)
+        if self._last is not None:
+            self._note_last(tenant)
         if self._heaviest is not None:
             heappush(self._heaviest, (-self._costs[tenant], tenant))
-            if not self._length or len(self._heaviest) > 2 * len(self._costs) + 64:
+            if not self.length or len(self._heaviest) > 2 * len(self._costs) + 64:
                 self._heaviest = None

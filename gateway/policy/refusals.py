@@ -38,10 +38,10 @@ class Refusals:
         pool, priority = self._pool, ticket.priority
         line = pool.throttled[priority]
         ahead = cost_ahead(line, ticket.tenant, ticket.cost)
-        own_share = pool.on_own_share(ticket, now)
+        own_share = pool.payment.on_own_share(ticket, now)
         wait = pool.buckets.predicted_wait_ns(priority, ticket.cost, ahead, own_share)
         head = line.peek()
-        if head is not None and pool.on_own_share(head, now):  # it waits for less than all that flows in
+        if head is not None and pool.payment.on_own_share(head, now):  # it waits for less than what flows in
             wait = max(wait, pool.buckets.predicted_wait_ns(priority, head.cost, 0, own_share=True))
         if wait <= min(wait_limit, pool.classes[priority].max_throttle_ns):
             return None
@@ -81,7 +81,7 @@ class Refusals:
         priority = ticket.priority
         line = self._pool.scheduler.ready[priority].line(ticket.route)
         ahead = min(len(line), line.waiting_of(ticket.tenant) * line.tenants)
-        wait = self._pool.places[priority].time_for(ahead, now, least=DISPATCHES_MIN)
+        wait = self._pool.turns.places[priority].time_for(ahead, now, least=DISPATCHES_MIN)
         if wait is None or wait <= HOPELESS * (ticket.deadline - now):
             return None
         detail = f"a {priority.name} request would get a place in about {to_seconds(wait):.3g} s: too late"
@@ -140,7 +140,7 @@ class Refusals:
         pool, limits = self._pool, self._pool.classes[ticket.priority]
         if not ticket.route.healthy:
             return Outcome.REJECTED_NO_UPSTREAM
-        waits = not pool.buckets.affords(ticket.priority, ticket.cost, pool.on_own_share(ticket, now))
+        waits = not pool.payment.affords(ticket, now)
         if waits and (refusal := self.too_long_a_wait(ticket, wait_limit, now)) is not None:
             return refusal.outcome
         limited = pool.buckets.limited(ticket.priority, now)

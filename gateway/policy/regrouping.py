@@ -68,7 +68,7 @@ def regrouped(
             slots.set_health(True)
     waiting = _waiting(old)
     for pool in old:
-        pool.room.forget_routes()
+        pool.forget_routes()
     _move_leases(engines, are, new, now)
     _move_waiting(waiting, were, new, now)
     for pool in dict.fromkeys([*old, *new]):

@@ -13,7 +13,7 @@ one that waits for the lane is overtaken.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gateway.policy.parameters import ClassParameters
 from gateway.policy.priority_queue import FairQueue, ServiceCounters
@@ -21,7 +21,8 @@ from gateway.policy.request import PRIORITIES, Priority, Ticket
 from gateway.policy.upstream_slots import Admits, UpstreamSlots
 from gateway.policy.waiting_room import Route
 
-_HELD_BACK_BY_OTHERS = (Admits.YES, Admits.NO_ROOM, Admits.NO_PREFILL_ROOM)
+P0 = Priority.P0
+YES, NO_ROOM, NO_PREFILL_ROOM = Admits.YES, Admits.NO_ROOM, Admits.NO_PREFILL_ROOM
 
 
 class ReadyClass:
@@ -32,12 +33,14 @@ class ReadyClass:
         self._lines: dict[Route, FairQueue] = {}
         self.length = 0
 
-    def push(self, ticket: Ticket) -> None:
+    def push(self, ticket: Ticket) -> bool:
+        """Whether the ticket is now the head of its line."""
         line = self._lines.get(ticket.route)
         if line is None:
             line = self._lines[ticket.route] = FairQueue(self.counters)
         line.push(ticket)
         self.length += 1
+        return line.peek() is ticket
 
     def pop(self, ticket: Ticket) -> None:
         """Take this head out of its line."""
@@ -65,7 +68,12 @@ class ReadyClass:
 
     def heads(self) -> list[Ticket]:
         """The first of each line, least served tenant first."""
-        heads = [head for line in self._lines.values() if (head := line.peek()) is not None]
+        heads = []
+        for line in self._lines.values():
+            if line.length:
+                head = line.peek()
+                assert head is not None
+                heads.append(head)
         if len(heads) > 1:
             heads.sort(key=lambda t: (self.counters.of(t.tenant), t.seq))
         return heads
@@ -89,8 +97,7 @@ class ReadyClass:
         return max(newest, key=lambda ticket: ticket.seq, default=None)
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(NamedTuple):
     ticket: Ticket
     upstream: UpstreamSlots
     promoted: bool
@@ -111,7 +118,7 @@ class Scheduler:
     ) -> None:
         """Other settings; the counts stay."""
         self._holdback = [classes[p].holdback for p in PRIORITIES]
-        self._skip_limit = skip_limit
+        self._skip_limits = [(p, skip_limit[p]) for p in reversed(PRIORITIES) if p in skip_limit]
         self.skipped = {p: self.skipped.get(p, 0) for p in skip_limit}
 
     def carry_on(self, other: "Scheduler") -> None:
@@ -128,10 +135,11 @@ class Scheduler:
         """Who is to be dispatched now, and where; None when nobody can go. Changes nothing but the
         places in line: `dispatched` must follow."""
         kept_off: set[UpstreamSlots] = set()
-        for priority in self._due():
-            found = self._find(priority, limited[priority], now, kept_off, promoted=True)
-            if found is not None:
-                return found
+        for priority, limit in self._skip_limits:
+            if self.skipped[priority] >= limit and self.ready[priority].length:
+                found = self._find(priority, limited[priority], now, kept_off, promoted=True)
+                if found is not None:
+                    return found
         for priority in PRIORITIES:
             if self.ready[priority].length:
                 found = self._find(priority, limited[priority], now, kept_off, promoted=False)
@@ -139,37 +147,30 @@ class Scheduler:
                     return found
         return None
 
-    def _due(self) -> Iterator[Priority]:
-        for priority in reversed(PRIORITIES):
-            limit = self._skip_limit.get(priority)
-            if limit is not None and self.skipped[priority] >= limit and self.ready[priority].length:
-                yield priority
-
     def _find(
         self, priority: Priority, limited: bool, now: int, kept_off: set[UpstreamSlots], promoted: bool
     ) -> Choice | None:
         holdback = self._holdback[priority]
+        keeps_off = promoted or priority is P0
         waited_for = set(kept_off)  # by an earlier head of this class: no later one overtakes it there
         for head in self.ready[priority].heads():
             best: UpstreamSlots | None = None
-            no_room: list[UpstreamSlots] = []
-            no_prefill_room: list[UpstreamSlots] = []
+            short_of_room: list[tuple[UpstreamSlots, Admits]] = []
             for upstream in head.route.upstreams:
                 if upstream in waited_for:
                     continue
                 verdict = upstream.admits(head, holdback, limited, now, lifted=promoted)
-                if verdict is Admits.YES:
+                if verdict is YES:
                     if best is None or upstream.burden < best.burden:
                         best = upstream
-                elif verdict is Admits.NO_ROOM:
-                    no_room.append(upstream)
-                elif verdict is Admits.NO_PREFILL_ROOM:
-                    no_prefill_room.append(upstream)
+                elif verdict is NO_ROOM or verdict is NO_PREFILL_ROOM:
+                    short_of_room.append((upstream, verdict))
             if best is not None:
                 return Choice(head, best, promoted)
-            waited_for.update(no_room, no_prefill_room)
-            if promoted or priority is Priority.P0:
-                kept_off.update(no_room)
+            for upstream, verdict in short_of_room:
+                waited_for.add(upstream)
+                if keeps_off and verdict is NO_ROOM:
+                    kept_off.add(upstream)
         return None
 
     def dispatched(self, choice: Choice, limited: Sequence[bool], now: int) -> None:
@@ -187,8 +188,9 @@ class Scheduler:
                 self.skipped[priority] += 1
 
     def _could_go(self, priority: Priority, upstream: UpstreamSlots, limited: bool, now: int) -> bool:
-        return any(
-            upstream in head.route.upstreams
-            and upstream.admits(head, 1.0, limited, now) in _HELD_BACK_BY_OTHERS
-            for head in self.ready[priority].heads()
-        )
+        for head in self.ready[priority].heads():
+            if upstream in head.route.upstreams:
+                verdict = upstream.admits(head, 1.0, limited, now)
+                if verdict is YES or verdict is NO_ROOM or verdict is NO_PREFILL_ROOM:
+                    return True
+        return False

@@ -5,7 +5,7 @@
 over the signals that have samples; the promises are P0's, or the tightest that any class has. Once a tick:
 
     x > 1                       C × max(1 − 0.1 (x − 1), 0.7), from P2 down to its floor, then P1, last P0
-    x ≤ 1, a bucket held back   C + 0.01 C0 × min(1, 0.2 + 2 (1 − x)); 0.05 instead until the first x > 1
+    x ≤ 1, a bucket held back   C + 0.008 C0 × min(1, 0.2 + 2 (1 − x)); 0.05 instead until the first x > 1
     x ≤ 0.8, C < C0             C + 0.02 C0, at most to C0, asked for or not
     x ≤ 0.8, else               0.02 C0 from classes above their share of C to those below, if P0 is not short
 
@@ -16,9 +16,11 @@ a class that was short of tokens. Above C0 it also needs a demand larger than C,
 comes in bunches is helped by no greater C, and a sample of wait or gap, or nothing would tell where to stop.
 The way back to C0 needs none of this: a cut for a load that is gone must heal.
 
-What C grows by restores what was cut, P0 first. Above C0 a P0 that was held back comes first with up to 1.25
+What C grows by restores what was cut, P0 first. Above C0 a P0 that was held back comes first with up to 1.4
 times its share: arrivals come in bunches, so a bucket filled no faster than it is used turns one in ten away,
 and P0 is the class that cannot wait.
+
+What a long prompt's stall explains is in none of the signals (`known_stalls.py`).
 
 `target` begins at 0.85, which is also its most. Each 10 s in which the gaps were near their limit, it follows
 what became of P0's promises: too many broken, down by 5 %; all kept, up by 2 %; otherwise it stays.
@@ -43,7 +45,7 @@ class Gains:
     cut: float = 0.1
     """Part of C for each 1 that x is above 1."""
     cut_most: float = 0.3
-    growth: float = 0.01
+    growth: float = 0.008
     """Of C0, a tick."""
     first_growth: float = 0.05
     recovery: float = 0.02
@@ -53,7 +55,7 @@ class Gains:
     gap_part: float = 0.85
     gap_part_bounds: tuple[float, float] = (0.6, 0.85)
     kv_part: float = 0.9
-    p0_part: float = 1.25
+    p0_part: float = 1.4
     trim_down: float = 0.95
     trim_up: float = 1.02
 

@@ -83,13 +83,17 @@ class SloMonitor:
 
     def attainment(self, priority: Priority, slo: str, view: str, of: str, now: int) -> float | None:
         """Share of kept promises in the window, None where there is no sample."""
+        kept, counted = self.counts(priority, slo, view, of, now)
+        return kept / counted if counted else None
+
+    def counts(self, priority: Priority, slo: str, view: str, of: str, now: int) -> tuple[int, int]:
+        """In the window: promises kept, and promises made."""
         window = self._windows.get(priority)
         if window is None:
-            return None
+            return 0, 0
         while window.samples and window.samples[0].at < now - self._limits.window_ns:
             window.drop_oldest()
-        counted = window.counted[view, slo, of]
-        return window.kept[view, slo, of] / counted if counted else None
+        return window.kept[view, slo, of], window.counted[view, slo, of]
 
 
 def _judge(event: RequestEnded, targets: SloTargets) -> Sample | None:

@@ -19,12 +19,19 @@ holds and no request is locked out. Debits at settlement stop at `max_debt_secon
 Exactness. Levels are integers of 10⁻¹² token; rates are integers of millitokens per second. One
 nanosecond at one millitoken per second is exactly one unit, so refilling for any whole number of
 nanoseconds is exact and takes no remainder along. Refill is piecewise linear: it is cut where a bucket
-fills and where a higher class's activity ends. Between two cuts all inflows are constant.
+fills and where a higher class's activity ends. Between two cuts all inflows are constant. A piece that is
+cut anywhere else gives the same levels, so that it does not matter how often somebody looks.
+
+Inflows follow from the rates, from which buckets are full and from which classes are limited, and are kept
+for each combination of the two that was met, until other rates are installed. The piece that goes on now is
+kept until it ends, an activity changes, or somebody takes, gives back or installs: all that moves a level or
+a burst otherwise than by inflow forgets it.
 """
 
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from gateway.policy.clock import NANOSECONDS_PER_SECOND, NEVER, to_nanoseconds
 from gateway.policy.parameters import MILLITOKENS
@@ -39,6 +46,10 @@ _INFLOW_GRAIN_NS = NANOSECONDS_PER_SECOND // 20
 
 Levels = Sequence[Sequence[int]]
 """Of each class the level, and of each the own level, in units."""
+Inflows = tuple[int, int, int]
+"""Of each class, in millitokens per second."""
+Limits = tuple[bool, bool, bool]
+"""For each class whether a higher one is active."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +59,16 @@ class BucketRules:
     burst_seconds: float
     min_burst_tokens: int
     max_debt_seconds: float
+
+
+class _Piece(NamedTuple):
+    """The present piece of the refill: nothing but levels changes before `until`."""
+
+    until: int
+    inflow: Inflows
+    limited: Limits
+    active_until: list[int]
+    """What it was found with."""
 
 
 def split_rates(capacity: int, shares: Sequence[float]) -> list[int]:
@@ -73,6 +94,8 @@ class TokenBuckets:
         self._ceilings: list[int] = []
         self.levels = [0] * len(PRIORITIES)
         self.own_levels = [0] * len(PRIORITIES)
+        self._inflows: dict[int, Inflows] = {}
+        self._piece: _Piece | None = None
         self._inflow = [0] * len(PRIORITIES)
         self._inflow_history: deque[tuple[int, tuple[int, ...]]] = deque([(now, (0,) * len(PRIORITIES))])
         self._install(split_rates(capacity, rules.shares))
@@ -97,6 +120,7 @@ class TokenBuckets:
     def empty(self) -> None:
         self.levels = [0] * len(PRIORITIES)
         self.own_levels = [0] * len(PRIORITIES)
+        self._piece = None
 
     def take_out(self, part: int, whole: int) -> Levels:
         """`part` / `whole` of the levels, debts too, to be `put_in` elsewhere. No unit is lost or made."""
@@ -108,6 +132,7 @@ class TokenBuckets:
 
     def put_in(self, taken: Levels) -> None:
         """To be given rates next: until then the buckets may hold more than their bursts."""
+        self._piece = None
         levels, own_levels = taken
         for i in _CLASSES:
             self.levels[i] += levels[i]
@@ -125,6 +150,8 @@ class TokenBuckets:
         least = min(rules.min_burst_tokens * UNITS_PER_TOKEN, one_second)
         burst_ns = to_nanoseconds(rules.burst_seconds)
         self.bursts = [max(rate * burst_ns, least) for rate in self.rates]
+        self._inflows = {}
+        self._piece = None
 
     # ------------------------------------------------------------------ time
 
@@ -132,10 +159,19 @@ class TokenBuckets:
         """Refill up to `now`; a time already passed changes nothing."""
         if now <= self._now:
             return
-        before = list(self.levels)
-        self._flow(self.levels, self.own_levels, self._now, now)
-        for i, level in enumerate(before):
-            self._inflow[i] += self.levels[i] - level
+        levels = self.levels
+        if levels != self.bursts or levels != self.own_levels:  # else nothing can flow
+            p0, p1, p2 = levels
+            piece = self._present_piece()
+            if now < piece.until:
+                self._flow_evenly(piece, now - self._now)
+            else:
+                self._flow(levels, self.own_levels, self._now, now)
+                self._piece = None
+            inflow = self._inflow
+            inflow[0] += levels[0] - p0
+            inflow[1] += levels[1] - p1
+            inflow[2] += levels[2] - p2
         self._now = now
         history = self._inflow_history
         if now - history[-1][0] >= _INFLOW_GRAIN_NS:
@@ -143,7 +179,43 @@ class TokenBuckets:
             while len(history) > 1 and history[1][0] <= now - _INFLOW_SPAN_NS:
                 history.popleft()
 
-    def limits(self, at: int) -> tuple[bool, bool, bool]:
+    def _present_piece(self) -> _Piece:
+        piece = self._piece
+        if piece is None or piece.until <= self._now or piece.active_until != self.active_until:
+            limited = self.limits(self._now)
+            inflow = self._inflow_rates(self.levels, limited)
+            until = self._now + self._span(self.levels, inflow, self._now)
+            piece = self._piece = _Piece(until, inflow, limited, list(self.active_until))
+        return piece
+
+    def _span(self, levels: list[int], inflow: Inflows, at: int) -> int:
+        """How long it flows like this: until a class stops to be active, or a bucket is full."""
+        span = NEVER
+        for until in self.active_until:
+            if 0 < until - at < span:
+                span = until - at
+        for i in _CLASSES:
+            if inflow[i]:
+                full_after = -((levels[i] - self.bursts[i]) // inflow[i])
+                if full_after < span:
+                    span = full_after
+        return span
+
+    def _flow_evenly(self, piece: _Piece, span: int) -> None:
+        """As `_flow`, over a part of one piece."""
+        levels, own, rates = self.levels, self.own_levels, self.rates
+        _, inflow, limited, _ = piece
+        for i in _CLASSES:
+            level = levels[i]
+            if inflow[i]:
+                levels[i] = level = level + inflow[i] * span
+            if limited[i]:
+                own_level = own[i] + rates[i] * span
+                own[i] = own_level if own_level < level else level
+            else:
+                own[i] = level
+
+    def limits(self, at: int) -> Limits:
         """For each class whether a higher one is active at that time."""
         p0, p1, _ = self.active_until
         return False, p0 > at, p0 > at or p1 > at
@@ -154,7 +226,11 @@ class TokenBuckets:
 
     def next_activity_end(self, now: int) -> int:
         """The next instant at which a class stops to count as active, NEVER if there is none."""
-        return min((t for t in self.active_until if now < t < NEVER), default=NEVER)
+        soonest = NEVER
+        for until in self.active_until:
+            if now < until < soonest:
+                soonest = until
+        return soonest
 
     def _flow(
         self,
@@ -175,15 +251,7 @@ class TokenBuckets:
         while at < end:
             limited = self.limits(at)
             inflow = self._inflow_rates(levels, limited)
-            step = end - at
-            for until in self.active_until:
-                if 0 < until - at < step:
-                    step = until - at
-            for i in _CLASSES:
-                if inflow[i]:
-                    fills_in = (bursts[i] - levels[i]) // inflow[i]
-                    if fills_in < step:
-                        step = fills_in or 1
+            step = min(self._span(levels, inflow, at), end - at)
             if watched is not None:
                 from_own = watch_own and limited[watched]
                 missing = wanted - (own[watched] if from_own else levels[watched])
@@ -194,21 +262,41 @@ class TokenBuckets:
                     step = min(step, -(-missing // speed))
             overflow = 0
             for i in _CLASSES:
+                level = levels[i]
                 if inflow[i]:
-                    level = levels[i] + inflow[i] * step
+                    level += inflow[i] * step
                     if level > bursts[i]:
                         overflow += level - bursts[i]
                         level = bursts[i]
                     levels[i] = level
-                own[i] = min(own[i] + rates[i] * step, levels[i]) if limited[i] else levels[i]
+                if limited[i]:
+                    own_level = own[i] + rates[i] * step
+                    own[i] = own_level if own_level < level else level
+                else:
+                    own[i] = level
             if overflow:
                 # A bucket filled inside its last nanosecond. What is over goes to whoever has room.
                 self._spill(levels, own, overflow, limited)
             at += step
         return at
 
-    def _inflow_rates(self, levels: list[int], limited: tuple[bool, bool, bool]) -> list[int]:
+    def _inflow_rates(self, levels: list[int], limited: Limits) -> Inflows:
         """Present inflow of each bucket, in millitokens per second."""
+        bursts = self.bursts
+        situation = (
+            (levels[0] >= bursts[0])
+            + 2 * (levels[1] >= bursts[1])
+            + 4 * (levels[2] >= bursts[2])
+            + 8 * limited[1]
+            + 16 * limited[2]
+        )
+        known = self._inflows.get(situation)
+        if known is None:
+            known = self._inflows[situation] = self._shared_out(levels, limited)
+        return known
+
+    def _shared_out(self, levels: list[int], limited: Limits) -> Inflows:
+        """The rates of those that are not full, and among them what the others have no room for."""
         bursts, rates = self.bursts, self.rates
         inflow = [0 if levels[i] >= bursts[i] else rates[i] for i in _CLASSES]
         spare = self.capacity - sum(inflow)
@@ -218,9 +306,10 @@ class TokenBuckets:
                     more = min(spare, self._ceilings[i] - rates[i]) if limited[i] else spare
                     inflow[i] += more
                     spare -= more
-        return inflow
+        p0, p1, p2 = inflow
+        return p0, p1, p2
 
-    def _spill(self, levels: list[int], own: list[int], units: int, limited: tuple[bool, bool, bool]) -> None:
+    def _spill(self, levels: list[int], own: list[int], units: int, limited: Limits) -> None:
         """Units that their own bucket has no room for, to the others: P0 first, and not to a class that
         a ceiling below C limits at this time."""
         for i in PRIORITIES:
@@ -238,18 +327,17 @@ class TokenBuckets:
     def affords(self, priority: Priority, cost: int, own_share: bool) -> bool:
         """Whether the bucket can pay `cost` millitokens now; `own_share`: from its own level alone."""
         level = self.own_levels[priority] if own_share else self.levels[priority]
-        return level >= min(cost * UNITS_PER_MILLITOKEN, self.bursts[priority])
+        return level >= cost * UNITS_PER_MILLITOKEN or level >= self.bursts[priority]
 
     def take(self, priority: Priority, cost: int, own_share: bool) -> int:
         """Charge `cost` millitokens; answers the units that the own level gave, for the refund."""
+        self._piece = None
         units = cost * UNITS_PER_MILLITOKEN
         before = self.own_levels[priority]
-        self.levels[priority] -= units
-        if own_share:
-            self.own_levels[priority] -= units
-        else:
-            self.own_levels[priority] = min(before, self.levels[priority])
-        return before - self.own_levels[priority]
+        self.levels[priority] = level = self.levels[priority] - units
+        own = before - units if own_share else before if before < level else level
+        self.own_levels[priority] = own
+        return before - own
 
     def settle(self, priority: Priority, charged: int, actual: int, own_share: bool, own_units: int) -> int:
         """Replace a charge by what was really used (both millitokens); answers what stays charged.
@@ -268,6 +356,7 @@ class TokenBuckets:
         return charged + debit
 
     def _refund(self, priority: Priority, millitokens: int, own_units: int) -> None:
+        self._piece = None
         units = millitokens * UNITS_PER_MILLITOKEN
         fits = min(units, self.bursts[priority] - self.levels[priority])
         self.levels[priority] += fits
@@ -289,6 +378,15 @@ class TokenBuckets:
             return self._now
         wanted = min(cost * UNITS_PER_MILLITOKEN, self.bursts[priority])
         end = self._now + horizon_ns
+        piece = self._present_piece()
+        if own_share and piece.limited[priority]:
+            missing, speed = wanted - self.own_levels[priority], self.rates[priority]
+        else:
+            missing, speed = wanted - self.levels[priority], piece.inflow[priority]
+        if speed and (reached := self._now - (-missing // speed)) < piece.until:
+            return reached if reached < end else NEVER
+        if end <= piece.until:
+            return NEVER
         reached = self._flow(
             list(self.levels), list(self.own_levels), self._now, end, priority, wanted, own_share
         )

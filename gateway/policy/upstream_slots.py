@@ -6,6 +6,7 @@ duty, and the pending prefill, so that waiting happens here in order and not ins
 """
 
 from enum import Enum
+from functools import lru_cache
 from math import ceil
 
 from gateway.policy.clock import NANOSECONDS_PER_SECOND, NEVER
@@ -16,6 +17,7 @@ from gateway.policy.parameters import SchedulingParameters, UpstreamParameters
 from gateway.policy.prefill_model import PrefillModel
 from gateway.policy.request import Priority, Ticket
 
+P0 = Priority.P0
 QUEUE_FULL_PAUSE_NS = NANOSECONDS_PER_SECOND // 4
 """After an engine sent a request back, or was not reached: so long, or until a request there ends, nothing
 more is sent."""
@@ -66,18 +68,21 @@ class UpstreamSlots:
     ) -> Admits:
         """Whether the ticket may be sent now. `limited`: a higher class is active, so the long prompts'
         duty applies. `lifted`: a promotion; holdback and pending prefill do not hold it back."""
-        if not self.usable:
+        if not self.healthy and not self.usable:
             return Admits.DOWN
-        below_p0 = ticket.priority is not Priority.P0
-        if now < self.paused_until or (
-            below_p0 and self.load.closes(ticket.priority, self.prefills, self.in_flight_tokens, now)
+        if now < self.paused_until:
+            return Admits.ENGINE_BUSY
+        if ticket.priority is P0:
+            return Admits.YES if self._has_room(ticket, 1.0 if lifted else holdback, now) else Admits.NO_ROOM
+        if self.load.is_known and self.load.closes(
+            ticket.priority, self.prefills, self.in_flight_tokens, now
         ):
             return Admits.ENGINE_BUSY
-        if below_p0 and ticket.is_long and not self._lane_free(limited, now):
+        if ticket.is_long and not self._lane_free(limited, now):
             return Admits.LANE_TAKEN
         if not self._has_room(ticket, 1.0 if lifted else holdback, now):
             return Admits.NO_ROOM
-        if below_p0 and not lifted and not self._has_prefill_room(ticket):
+        if not lifted and not self._has_prefill_room(ticket):
             return Admits.NO_PREFILL_ROOM
         return Admits.YES
 
@@ -93,6 +98,11 @@ class UpstreamSlots:
         return self.in_flight_tokens, self.healthy
 
     @property
+    def last_long(self) -> Ticket | None:
+        """The long prompt below P0 that was sent last, while it is in flight."""
+        return None if self._last_long is None else self.leases.get(self._last_long[0])
+
+    @property
     def full(self) -> bool:
         """Nobody at all can be sent here: a quick look before the closer one of `admits`."""
         return not self.usable or (
@@ -102,8 +112,11 @@ class UpstreamSlots:
     def next_change(self, now: int) -> int:
         """When time alone may let somebody in: the long prompts' next turn, the end of a pause, a page
         growing stale. NEVER if it will not."""
-        times = (self.next_long_at, self.paused_until, self.load.stale_at, self.engine_limit.expires_at)
-        return min((at for at in times if at > now), default=NEVER)
+        soonest = NEVER
+        for at in (self.next_long_at, self.paused_until, self.load.stale_at, self.engine_limit.expires_at):
+            if now < at < soonest:
+                soonest = at
+        return soonest
 
     def _lane_free(self, limited: bool, now: int) -> bool:
         if self.long_prefills >= self._scheduling.long_prompt_lane:
@@ -126,6 +139,8 @@ class UpstreamSlots:
     def _places(self, ticket: Ticket, now: int) -> int | None:
         """The smaller of the configured limit and the engine's own."""
         configured = self.max_in_flight
+        if now >= self.engine_limit.expires_at:
+            return configured
         learned = self.engine_limit.at(now, sent_back_before=ticket.requeued)
         if configured is None or learned is None:
             return learned if configured is None else configured
@@ -152,7 +167,7 @@ class UpstreamSlots:
         ticket.had_engine_alone = alone
         self.prefills += 1
         self.pending_prefill_tokens += ticket.input_tokens
-        if ticket.is_long and ticket.priority is not Priority.P0:
+        if ticket.is_long and ticket.priority is not P0:
             self.long_prefills += 1
             self._last_long = ticket.seq, self.next_long_at
             duty = self._scheduling.long_prompt_duty
@@ -166,7 +181,7 @@ class UpstreamSlots:
         ticket.prefilling = False
         self.prefills -= 1
         self.pending_prefill_tokens -= ticket.input_tokens
-        if ticket.is_long and ticket.priority is not Priority.P0:
+        if ticket.is_long and ticket.priority is not P0:
             self.long_prefills -= 1
 
     def release(self, ticket: Ticket) -> None:
@@ -236,6 +251,7 @@ class UpstreamSlots:
         return f"<UpstreamSlots {self.name} in_flight={self.in_flight}>"
 
 
+@lru_cache
 def _part(holdback: float, limit: int) -> int:
     """⌈fraction × limit⌉, at least 1 of a limit that lets anything pass."""
     return max(ceil(holdback * limit - 1e-9), 1) if limit else 0

@@ -36,7 +36,8 @@ class WaitingRoom:
         self.no_upstream_ns = no_upstream_ns
         self.queued_bytes = [0] * len(PRIORITIES)
         self._routes: dict[tuple[tuple[UpstreamSlots, ...], bool], Route] = {}
-        self._length = 0
+        self.length = 0
+        self._down: list[Route] = []  # those whose upstreams are all down, in the order they were made
         self._expiries: list[tuple[int, int, Ticket]] = []  # some of tickets that wait no longer
 
     # ------------------------------------------------------------------ routes
@@ -53,6 +54,7 @@ class WaitingRoom:
             route = self._routes[key] = Route(upstreams, is_long)
             if not route.healthy:
                 route.down_since = now
+                self._down.append(route)
         return route
 
     def health_changed(self, now: int) -> None:
@@ -61,10 +63,12 @@ class WaitingRoom:
                 route.down_since = None
             elif route.down_since is None:
                 route.down_since = now
+        self._down = [route for route in self._routes.values() if route.down_since is not None]
 
     def forget_routes(self) -> None:
         """The upstreams are others now: those who wait are to be given new routes."""
         self._routes = {}
+        self._down = []
 
     # ------------------------------------------------------------------ coming and going
 
@@ -75,15 +79,15 @@ class WaitingRoom:
 
     def enter(self, ticket: Ticket) -> None:
         self.queued_bytes[ticket.priority] += ticket.ask.body_bytes
-        self._length += 1
+        self.length += 1
         insert_by_arrival(ticket, ticket.route.waiting)
         heappush(self._expiries, (ticket.deadline, ticket.seq, ticket))
 
     def leave(self, ticket: Ticket) -> None:
         self.queued_bytes[ticket.priority] -= ticket.ask.body_bytes
-        self._length -= 1
+        self.length -= 1
         del ticket.route.waiting[ticket.seq]
-        if len(self._expiries) > 2 * self._length + 64:
+        if len(self._expiries) > 2 * self.length + 64:
             self.drop_expiries()
 
     def drop_expiries(self) -> None:
@@ -92,6 +96,10 @@ class WaitingRoom:
         heapify(self._expiries)
 
     # ------------------------------------------------------------------ time
+
+    def anybody_over(self, until: int) -> bool:
+        """Whether `over` may find somebody: a quick look before the closer one."""
+        return bool(self._down) or (bool(self._expiries) and self._expiries[0][0] <= until)
 
     def over(self, until: int) -> Ticket | None:
         """One whose time was over by then, to be ended before the next is asked for."""
@@ -108,11 +116,12 @@ class WaitingRoom:
             heappop(self._expiries)
         if not self._expiries:
             return NEVER
-        return min(self._expiries[0][0], *(at for at, _, _ in self._without_upstream()), NEVER)
+        first = min(self._expiries[0][0], NEVER)
+        return min([first, *(at for at, _, _ in self._without_upstream())]) if self._down else first
 
     def _without_upstream(self) -> Iterator[tuple[int, int, Ticket]]:
         """When and who gives up first of those that wait for upstreams that are all down, of each route."""
-        for route in self._routes.values():
+        for route in self._down:
             if route.down_since is not None and route.waiting:
                 seq, oldest = next(iter(route.waiting.items()))
                 yield max(oldest.arrived_at, route.down_since) + self.no_upstream_ns, seq, oldest

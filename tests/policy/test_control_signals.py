@@ -9,7 +9,7 @@ from gateway.policy.engine_load import EngineLoad
 from gateway.policy.parameters import SchedulingParameters, SloTargets
 from gateway.policy.request import Priority, Ticket
 from gateway.policy.upstream_slots import UpstreamSlots
-from tests.support.policy_settings import P0, P1, ask, nanoseconds, upstream
+from tests.support.policy_settings import P0, P1, P2, ask, nanoseconds, upstream
 
 MS = 1_000_000
 PROMISES = (SloTargets(nanoseconds(1), 60 * MS), SloTargets(nanoseconds(3)), SloTargets())
@@ -40,11 +40,19 @@ class Scene:
         self.slots.lease(ticket, round(at * MS))
         self.streams[name] = ticket, ticket.progress
 
+    def send_long(self, name: str, at: float, tokens: int, paced: bool, *, streaming: bool = True) -> None:
+        """A prompt of P2 that counts as long; `paced`: a higher class was active when it was paid."""
+        ticket = Ticket(len(self.streams), ask(name, P2, tokens=tokens, streaming=streaming), round(at * MS))
+        ticket.is_long, ticket.on_own_share, ticket.progress = True, paced, Stream()
+        self.slots.lease(ticket, round(at * MS))
+        self.streams[name] = ticket, ticket.progress
+
     def first(self, name: str, at: float, tokens: int = 1) -> None:
         ticket, stream = self.streams[name]
         stream.last_token_at, stream.output_tokens_seen = round(at * MS), tokens
         ticket.first_token_at = round(at * MS)
         self.signals.first_token(ticket, round(at * MS))
+        self.slots.prefilled(ticket)
 
     def to(self, name: str, at: float, tokens: int, held_up: bool = False) -> None:
         """That many tokens in all by then."""
@@ -195,6 +203,83 @@ def test_plain_answers_are_not_measured() -> None:
         readings = scene.read(second * 1000)
         assert (readings.gap_ns, readings.wait_ns) == (None, None)
         assert readings.overdue == [[], [], []]
+
+
+# ── stalls ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def stalled(*, paced: bool = True, streaming: bool = True) -> Scene:
+    """A stream of P0 with a token each 20 ms; at 1100 ms a P2 prompt that is predicted to take two seconds
+    stops it, and somebody is sent at 1500 ms."""
+    scene = Scene(learned=False)
+    for tokens in (1000, 2000, 3000, 4000, 5000):
+        scene.slots.prefill.learn(tokens, tokens * MS)
+    scene.send("talks", 0)
+    scene.first("talks", 0)
+    scene.to("talks", 1000, 51)
+    assert gap_ms(scene.read(1000)) == pytest.approx(20)
+    scene.to("talks", 1100, 56)
+    assert gap_ms(scene.read(1100)) == pytest.approx(20)
+    scene.send_long("long", 1100, 2000, paced, streaming=streaming)
+    scene.send("behind", 1500)
+    return scene
+
+
+def test_a_long_prompts_stall_is_in_no_signal() -> None:
+    """Neither the streams that it stops nor those who are sent meanwhile: no smaller C would help them."""
+    scene = stalled()
+    told = [scene.read(2000), scene.read(3000)]
+    scene.first("long", 3100)
+    scene.first("behind", 3200)
+    scene.to("talks", 3300, 57)
+    told.append(scene.read(4000))
+    assert [gap_ms(readings) for readings in told] == pytest.approx([20, 20, 20])
+    assert [wait_ms(readings) for readings in told] == [None, None, None]
+
+
+def test_what_comes_after_a_stall_counts() -> None:
+    """From when those who were sent in it have their first tokens."""
+    scene = stalled()
+    scene.first("long", 3100)
+    scene.send("later", 3150)
+    scene.first("behind", 3250)
+    scene.to("talks", 3250, 57)
+    scene.read(3300)
+    for name, tokens in (("talks", 64), ("behind", 8)):
+        scene.to(name, 3950, tokens)
+    scene.first("later", 3950)
+    readings = scene.read(4200)
+    assert gap_ms(readings) == pytest.approx(100)
+    assert wait_ms(readings) == pytest.approx(800, abs=1)
+
+
+def test_a_stall_is_known_for_half_as_long_again_as_predicted() -> None:
+    """An engine that takes longer has another trouble."""
+    scene = stalled()
+    assert scene.read(4050)[1:3] == (pytest.approx(20 * MS), None)
+    scene.to("talks", 4200, 57)
+    readings = scene.read(4200)
+    assert gap_ms(readings) is None
+    assert wait_ms(readings) == pytest.approx(2700, abs=1)
+    scene.to("talks", 5200, 58)
+    assert gap_ms(scene.read(5200)) == pytest.approx(1000)
+
+
+def test_a_long_prompt_that_nothing_paces_explains_nothing() -> None:
+    """There may be no end of them."""
+    scene = stalled(paced=False)
+    assert gap_ms(scene.read(2200)) == pytest.approx((1100 + 1100) / 56)
+    assert wait_ms(scene.read(3000)) == pytest.approx(1500, abs=1)
+
+
+def test_a_long_prompt_may_be_given_up_or_not_streamed() -> None:
+    """What it stopped is explained all the same."""
+    scene = stalled(streaming=False)
+    assert wait_ms(scene.read(2000)) is None
+    scene.ends("long", 2600)
+    scene.first("behind", 2600)
+    scene.to("talks", 2600, 57)
+    assert scene.read(3000)[1:3] == (pytest.approx(20 * MS), None)
 
 
 # ── the rest ─────────────────────────────────────────────────────────────────────────────────────────────
