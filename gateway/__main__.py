@@ -1,7 +1,10 @@
 """The command line: `qos-gateway serve` and its small helpers."""
 
+import gc
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -47,10 +50,27 @@ def serve(config: ConfigOption = None) -> None:
     Every setting can be overridden from the environment, as in QOS_SERVER__PORT=9000. Ctrl-C or SIGTERM
     lets running streams end first; a second one ends at once. SIGHUP reads the configuration again.
     """
+    _start_lean()
     import uvloop
 
     configuration = _read(config)
     uvloop.run(_serve(configuration, partial(_read_again, config)))
+
+
+def _start_lean() -> None:
+    """What starting takes is imports, which make many objects and no garbage: nothing is collected before all
+    of them are there, and then nothing of them looked at again (`_collect_again`). pydantic's plugins cost a
+    search through everything installed; `PYDANTIC_DISABLE_PLUGINS=` (empty) lets them in."""
+    gc.disable()
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "1")
+
+
+def _collect_again() -> None:
+    """Requests leave no garbage in cycles (they take apart what holds each other), connections little: so it
+    is looked for seldom."""
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
+    gc.enable()
 
 
 async def _serve(configuration: "Configuration", read: "Callable[[], Configuration]") -> None:
@@ -63,6 +83,9 @@ async def _serve(configuration: "Configuration", read: "Callable[[], Configurati
     mock_gpus = MockGpus({upstream.name: upstream.url for upstream in settings.upstreams})
     await asyncio.sleep(0)
 
+    with _absent("rich"):
+        import httpx  # noqa: F401
+        import structlog  # noqa: F401
     from gateway.api.app import Gateway
     from gateway.config_reading import ConfigError
     from gateway.server import CannotListen, quiet_uvicorn, serve
@@ -71,13 +94,27 @@ async def _serve(configuration: "Configuration", read: "Callable[[], Configurati
     configure_logging(settings.logging.level, settings.logging.format)
     quiet_uvicorn()
     try:
-        await serve(Gateway(configuration, read=read, mock_gpus=mock_gpus))
+        await serve(Gateway(configuration, read=read, mock_gpus=mock_gpus), _collect_again)
     except ConfigError as error:
         _fail(str(error), EXIT_CONFIG)
     except CannotListen as error:
         _fail(str(error), EXIT_PORT)
     except MockGpuError as error:
         _fail(str(error), EXIT_ENGINE)
+
+
+@contextmanager
+def _absent(package: str) -> Iterator[None]:
+    """Imports inside the block do not find the package, which is one that they can do without: a fancier
+    traceback, a command line of their own."""
+    present = sys.modules.get(package)
+    sys.modules[package] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules[package]
+        if present is not None:
+            sys.modules[package] = present
 
 
 @cli.command("mock-gpu", epilog="\n\n".join(["Faults, and the defaults of their parameters:", *kinds_help()]))
@@ -268,6 +305,44 @@ def healthcheck(
 
 
 @cli.command()
+def rules(
+    config: ConfigOption = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Write qos-gateway.yml there; else to standard output."),
+    ] = None,
+    job: Annotated[str, typer.Option(help="Prometheus' job that scrapes the gateways.")] = "qos-gateway",
+    runbook: Annotated[
+        str, typer.Option(metavar="URL", help="Page with a section for each alert, which alerts link to.")
+    ] = "config/prometheus/RUNBOOK.md",
+    check: Annotated[
+        bool, typer.Option("--check", help="Write nothing; exit status 1 if FOLDER has other rules.")
+    ] = False,
+) -> None:
+    """Make Prometheus' recording and alert rules for the promises of this configuration."""
+    from gateway.alerting.command import FILE_NAME, is_current, rules_text, write
+    from gateway.config_reading import ConfigError
+    from gateway.settings import load_settings
+
+    try:
+        text = rules_text(load_settings(config), job, runbook)
+    except (ConfigError, ValueError) as error:
+        _fail(str(error), EXIT_CONFIG)
+    if out is None:
+        if check:
+            _fail("--check needs --out", EXIT_CONFIG)
+        typer.echo(text, nl=False)
+    elif check:
+        if not is_current(out, text):
+            _fail(f"{out / FILE_NAME}: other rules than this configuration makes", 1)
+    else:
+        try:
+            typer.echo(str(write(out, text)))
+        except OSError as error:
+            _fail(str(error), EXIT_CONFIG)
+
+
+@cli.command()
 def version() -> None:
     """Print the version."""
     typer.echo(__version__)
@@ -290,8 +365,6 @@ def _read_again(path: Path | None) -> "Configuration":
 
 
 def _from_environment(name: str | None) -> str | None:
-    import os
-
     if name is None:
         return None
     value = os.environ.get(name)

@@ -17,8 +17,8 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 Location = tuple[str | int, ...]
 
-SECRET_KEYS: Final = frozenset({"api_key", "operations_token", "sha256"})
-"""Settings whose value may be a secret: a key, a token, a key put where its digest belongs."""
+SECRET_KEYS: Final = frozenset({"api_key", "operations_token", "sha256", "headers"})
+"""Settings whose value, or a part of it, may be a secret: a key, a token, a key put in its digest's place."""
 
 _MAY_PRECEDE_A_SECRET: Final = "@?"
 """An address may carry a password before the one, or a token after the other."""
@@ -138,8 +138,8 @@ def _says(detail: ErrorDetails, shape: Any, tree: Any) -> str:
     if detail["type"] == "extra_forbidden":
         return unknown_key(str(location[-1]), _known_keys(shape, location[:-1]))
     found = value_at(tree, location)
-    key = next((part for part in reversed(location) if isinstance(part, str)), "")
-    return f"found {shown(found, secret=key in SECRET_KEYS)}, expected {_expected(detail)}"
+    secret = not SECRET_KEYS.isdisjoint(location)
+    return f"found {shown(found, secret=secret)}, expected {_expected(detail)}"
 
 
 def _expected(detail: ErrorDetails) -> str:

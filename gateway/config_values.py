@@ -139,6 +139,14 @@ def _is_upstream_url(value: str) -> bool:
     return port_fits and parts.scheme in ("http", "https") and _is_plain_origin(parts)
 
 
+def _is_http_url(value: str) -> bool:
+    return value.startswith(("http://", "https://")) and _is_upstream_url(value)
+
+
+def _is_header_value(value: str) -> bool:
+    return value.isascii() and value.isprintable() and value == value.strip() != ""
+
+
 def _is_plain_origin(parts: SplitResult) -> bool:
     return bool(parts.hostname) and "@" not in parts.netloc and not parts.query and not parts.fragment
 
@@ -169,6 +177,12 @@ UpstreamUrl = Annotated[
         _is_upstream_url,
     ),
     AfterValidator(lambda url: url.rstrip("/")),
+]
+HttpUrl = Annotated[
+    str, _text("http://host:port/path or https://host:port/path without user name and query", _is_http_url)
+]
+HeaderValue = Annotated[
+    SecretStr, _text("text in printable ASCII (in quotes if it is a number)", _is_header_value)
 ]
 Secret = Annotated[
     SecretStr | None,

@@ -25,6 +25,7 @@ class KeyEntry(Section):
 
     id: Name
     sha256: Annotated[Digest, AfterValidator(str.lower)]
+    """The key's digest, never the key itself."""
     tenant: Name = Field(default_factory=lambda entry: entry.get("id", ""))
     ceiling: ClassName = "P0"
     default: ClassName = Field(default_factory=lambda entry: "P2" if entry.get("ceiling") == "P2" else "P1")

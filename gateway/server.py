@@ -10,17 +10,19 @@ import contextlib
 import logging
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import structlog
 import uvicorn
 from starlette.types import ASGIApp
 
 from gateway.api.app import Gateway
-from gateway.api.inference import create_tenant_app
-from gateway.api.operations import create_operations_app
+from gateway.api.edge import Edge
+from gateway.api.inference import TenantApp, create_pages
+from gateway.api.pages import Pages
 from gateway.api.protocol import GatewayProtocol
 from gateway.config_reading import ConfigError
+from gateway.telemetry.loop_lag import watch_loop_lag
 
 _log = structlog.get_logger("gateway")
 
@@ -35,8 +37,9 @@ class CannotListen(Exception):
     """A port could not be opened."""
 
 
-async def serve(gateway: Gateway) -> None:
-    """Run until told to stop. Raises CannotListen."""
+async def serve(gateway: Gateway, on_settled: Callable[[], None] = lambda: None) -> None:
+    """Run until told to stop; `on_settled` is called when all that belongs to starting is done, which is
+    after the gateway is ready. Raises CannotListen."""
     settings = gateway.settings.server
     sockets = [
         _listen(settings.host, settings.port),
@@ -48,32 +51,54 @@ async def serve(gateway: Gateway) -> None:
         loop.add_signal_handler(number, lambda: force.set() if stop.is_set() else stop.set())
     reloads = _reload_on_hangup(gateway)
     edge = await gateway.start()
-    token = settings.operations_token
-    operations = create_operations_app(
-        edge, gateway.registry, None if token is None else token.get_secret_value(), gateway.reload
-    )
-    servers = [_server(create_tenant_app(edge)), _server(operations)]
+    pages = [create_pages(edge), _operations_pages(gateway, edge)]
+    servers = [_server(TenantApp(edge, pages[0])), _server(pages[1])]
     serving = [
         asyncio.create_task(server.serve([opened])) for server, opened in zip(servers, sockets, strict=True)
     ]
     waits = [asyncio.create_task(event.wait()) for event in (stop, force)]
+    lag = asyncio.create_task(watch_loop_lag(edge.metrics.loop_lagged, edge.clock))
+    settling: list[asyncio.Task[None]] = []
     try:
         for server in servers:
             await server.opened.wait()
         _announce(gateway, sockets)
+        settling.append(asyncio.create_task(_settle(pages, on_settled)))
         await asyncio.wait((waits[0], *serving), return_when=asyncio.FIRST_COMPLETED)
         _log.info("draining", in_flight=len(edge.active))
         draining = asyncio.create_task(gateway.drain())
         await asyncio.wait((draining, waits[1]), return_when=asyncio.FIRST_COMPLETED)
         draining.cancel()
     finally:
-        for task in (*waits, *reloads):
+        for task in (*waits, *reloads, *settling, lag):
             task.cancel()
         for server in servers:
             server.should_exit = True
         await asyncio.gather(*serving, return_exceptions=True)
         await gateway.stop()
     _log.info("stopped")
+
+
+def _operations_pages(gateway: Gateway, edge: Edge) -> Pages:
+    token = gateway.settings.server.operations_token
+
+    def rest() -> ASGIApp:
+        from gateway.api.operations import create_operations_app
+
+        secret = None if token is None else token.get_secret_value()
+        return create_operations_app(gateway, secret)
+
+    return Pages(edge, rest)
+
+
+async def _settle(pages: Iterable[Pages], then: Callable[[], None]) -> None:
+    try:
+        for each in pages:
+            await each.built()
+    except Exception:
+        _log.exception("the gateway's own pages cannot be built")
+    finally:
+        then()
 
 
 def _reload_on_hangup(gateway: Gateway) -> set[asyncio.Task[None]]:

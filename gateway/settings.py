@@ -3,7 +3,7 @@
 A configuration is read once, at the edge, and checked as a whole; the rest of the gateway gets finished,
 frozen values. Settings come from a YAML file, then from the environment, which wins. What is left out
 inherits its default, at every level: a file that sets only `classes.P0.max_wait_seconds` keeps all else.
-Only lists and the free mappings (`routes`, `tokenizers`) are replaced whole.
+Only lists and the free mappings (`routes`, `tokenizers`, `headers`) are replaced whole.
 """
 
 import os
@@ -33,8 +33,11 @@ from gateway.config_values import (
     Count,
     CountOrNull,
     Fraction,
+    HeaderName,
     HeaderNameList,
+    HeaderValue,
     Host,
+    HttpUrl,
     Name,
     NameList,
     Port,
@@ -70,8 +73,10 @@ def _not_available(key: str, value: object, available: tuple[str, ...] = ("null"
 
 class ServerSettings(Section):
     host: Host = "127.0.0.1"
+    """Where tenants are served; 0.0.0.0 is every address of the machine."""
     port: Port = 8000
     operations_host: Host = "127.0.0.1"
+    """Where operators are served; from elsewhere than this machine only with a token."""
     operations_port: Port = 8001
     operations_token: Secret = None
     max_body_bytes: PositiveCount = 10_485_760
@@ -97,13 +102,16 @@ class ServerSettings(Section):
 class HealthSettings(Section):
     path: UrlPath = "/health"
     interval_seconds: PositiveSeconds = 2.0
+    """From one probe to the next, and the longest that one may take, up to 2 s."""
     fail_after: PositiveCount = 3
     pass_after: PositiveCount = 1
 
 
 class LoadSettings(Section):
     path: UrlPath = "/metrics"
+    """The engine's metrics page, in Prometheus' text form."""
     interval_seconds: PositiveSeconds = 1.0
+    """From one look at it to the next."""
     stale_after_seconds: PositiveSeconds = 5.0
     waiting_high: Amount = 4.0
     kv_high: PositiveFraction = 0.9
@@ -143,6 +151,7 @@ class UpstreamSettings(Section):
 
 class UpstreamTimeouts(Section):
     connect_seconds: PositiveSeconds = 5.0
+    """For a connection to an engine, its TLS included."""
     first_byte_seconds: PositiveSeconds = 300.0
     idle_seconds: PositiveSeconds = 60.0
     no_upstream_seconds: Seconds = 10.0
@@ -180,7 +189,9 @@ class ClassSettings(Section):
     max_throttle_seconds: Seconds
     max_wait_seconds: Seconds
     max_queued_requests: CountOrNull
+    """Requests that may wait, for tokens or a place."""
     max_queued_bytes: CountOrNull
+    """Bytes of their bodies."""
     holdback: Fraction
     slo: LatencyTargets | None
     mode: Mode | None = None
@@ -347,6 +358,16 @@ class LoggingSettings(Section):
     format: Literal["auto", "console", "json"] = "auto"
 
 
+class TracingSettings(Section):
+    """Where spans are sent: OTLP over HTTP."""
+
+    endpoint: HttpUrl = "http://127.0.0.1:4318/v1/traces"
+    sample_ratio: Fraction = 1.0
+    service_name: Name = "qos-gateway"
+    """Who the spans are said to be from."""
+    headers: Mapping[HeaderName, HeaderValue] = {}
+
+
 class Settings(BaseSettings):
     """The whole configuration. `Settings()` is the defaults; `load_settings` reads file and environment."""
 
@@ -379,6 +400,7 @@ class Settings(BaseSettings):
     controller: ControllerSettings = ControllerSettings()
     metrics: MetricsSettings = MetricsSettings()
     logging: LoggingSettings = LoggingSettings()
+    tracing: TracingSettings | None = None
 
     @classmethod
     def settings_customise_sources(

@@ -45,12 +45,14 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "mock_backend": frozenset({"policy.clock"}),
     "simulator": frozenset({"policy", "mock_backend.gpu_model", *SETTINGS}),
     "calibration": frozenset({"upstream"}),
+    "fleet": frozenset({"policy"}),
+    "alerting": frozenset(SETTINGS),
     "demo": frozenset({"policy", "upstream", "mock_backend", "simulator", *SETTINGS}),
     "api": frozenset({"policy", "runtime", "upstream", "telemetry", "mock_backend", *SETTINGS}),
     "entry": frozenset(
         {
             *("policy", "runtime", "upstream", "telemetry", "mock_backend", "simulator", "api"),
-            *("calibration", "demo"),
+            *("alerting", "calibration", "demo"),
             *SETTINGS,
             *ENTRY,
         }

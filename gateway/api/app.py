@@ -3,13 +3,17 @@
 import asyncio
 import random
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
 
 import structlog
 from prometheus_client import CollectorRegistry
 
 from gateway import __version__
 from gateway.api.access import ANYBODY, Access
+from gateway.api.admin_settings import changed_settings
 from gateway.api.advice import warn_about
+from gateway.api.audit import SIGNAL, AuditTrail, Operator
 from gateway.api.configuration import Configuration, Difference, as_far_as_running, difference
 from gateway.api.edge import Edge
 from gateway.api.endpoints import with_extra_paths
@@ -35,9 +39,13 @@ from gateway.telemetry.decision_log import Configuration as LoggedConfiguration
 from gateway.telemetry.decision_log import DecisionLogFile
 from gateway.telemetry.exposition import new_registry
 from gateway.telemetry.fanout import Observers
+from gateway.telemetry.history import INTERVAL_SECONDS, History
 from gateway.telemetry.log_setup import configure_logging
 from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.recent import Recent
 from gateway.telemetry.request_log import RequestLog
+from gateway.telemetry.tracing import Tracing, open_exporter
+from gateway.telemetry.tracing_context import TRACE_HEADERS
 from gateway.upstream.circuit_breaker import Admittance
 from gateway.upstream.client import Upstream
 from gateway.upstream.engines import Engines, EngineSettings, Key
@@ -70,12 +78,18 @@ class Gateway:
         self.configuration = configuration
         self.registry = registry or new_registry()
         self._read = read
+        self._as_read = configuration
+        """What was last read; the one in force may differ by what operators have changed since."""
         self._clock = clock or SystemClock()
+        self.started_at = self._clock.now()
+        self.trail = AuditTrail(self._clock)
+        self.recent = Recent()
         self._random = random
         self._mock_gpus = mock_gpus
         self._tasks: list[asyncio.Task[None]] = []
         self._reloading = asyncio.Lock()
         self._decision_log: DecisionLogFile | None = None
+        self._tracing: Tracing | None = None
 
     @property
     def settings(self) -> Settings:
@@ -84,6 +98,14 @@ class Gateway:
     @property
     def _keys(self) -> KeyRing | tuple[()]:
         return self.configuration.keys or ()
+
+    @property
+    def keys(self) -> KeyRing | None:
+        return self.configuration.keys
+
+    def set_at_run_time(self) -> Difference:
+        """The settings that are not as they were last read."""
+        return difference(self._as_read, self.configuration)
 
     async def start(self) -> Edge:
         """Raises ConfigError, and MockGpuError for an embedded engine that does not come up."""
@@ -97,13 +119,16 @@ class Gateway:
         wanted = await engine_settings(self.settings, self._mock_gpus)
         self.edge = self._build_edge(engines)
         engines.take(wanted, _clients(engines, wanted))
+        self.history = History(self.edge.admission, self.recent)
         self._tasks.append(asyncio.create_task(self._drop_stalled_readers()))
+        self._tasks.append(asyncio.create_task(self._keep_history()))
         warn_about(self.configuration)
         return self.edge
 
-    async def reload(self) -> Difference:
+    async def reload(self, by: Operator = SIGNAL) -> Difference:
         """Read the configuration again and take it over, all or nothing: nothing that waits or runs is
-        disturbed. Raises ConfigError with what is wrong, and nothing has changed then."""
+        disturbed. What operators have set since it was last read is overridden. Raises ConfigError with what
+        is wrong, and nothing has changed then."""
         async with self._reloading:
             try:
                 found = await self._reload()
@@ -112,12 +137,37 @@ class Gateway:
                 _log.error(
                     "the configuration was not reloaded; the old one stays in force", reason=str(error)
                 )
+                self.trail.record("reload", by, reason=str(error))
                 raise
         self.edge.metrics.config_reloaded("ok")
         _log.info("configuration reloaded", changed=list(found.changed))
         if found.needs_restart:
             _log.warning("these settings only change at a restart", settings=list(found.needs_restart))
+        if found.overrides:
+            _log.warning("the reload overrides what was set at run time", settings=list(found.overrides))
+        self.trail.record("reload", by, found.values)
         return found
+
+    async def change_settings(self, change: Mapping[str, Any], by: Operator) -> Difference:
+        """Lay these settings over those in force, all or nothing as in `reload`, until the next one. Raises
+        ConfigError."""
+        async with self._reloading:
+            try:
+                self._check_may_change()
+                settings = changed_settings(self.settings, change)
+                found = await self._take_over(replace(self.configuration, settings=settings))
+            except ConfigError as error:
+                self.trail.record("settings", by, reason=str(error))
+                raise
+        self.trail.record("settings", by, found.values)
+        return found
+
+    def take_no_more(self, by: Operator) -> None:
+        """As at a SIGTERM what waits and what comes is refused, from now on, and streams go on; but the
+        process stays, and none is broken off."""
+        if not self.edge.admission.draining:
+            self.trail.record("drain", by)
+            self.edge.gate.drain()
 
     async def drain(self) -> None:
         """Refuse what waits and what comes; let streams end until `drain_seconds`, then break them off."""
@@ -141,18 +191,32 @@ class Gateway:
             await self._mock_gpus.stop()
         if self._decision_log is not None:
             self._decision_log.close()
+        if self._tracing is not None:
+            await self._tracing.close()
 
     # ------------------------------------------------------------------ another configuration
 
     async def _reload(self) -> Difference:
         if self._read is None:
             raise ConfigError(["this gateway has no configuration that could be read again"])
+        self._check_may_change()
+        new = await asyncio.to_thread(self._read)
+        set_at_run_time = set(self.set_at_run_time().changed)
+        found = await self._take_over(new)
+        self._as_read = self.configuration
+        overrides = tuple(name for name in found.changed if name in set_at_run_time)
+        return replace(found, overrides=overrides)
+
+    def _check_may_change(self) -> None:
         if self.edge.admission.draining:
             raise ConfigError(["the gateway is shutting down"])
-        new = await asyncio.to_thread(self._read)
+
+    async def _take_over(self, new: Configuration) -> Difference:
+        """Everything that can fail comes first. Raises ConfigError, and nothing has changed then."""
         found = difference(self.configuration, new)
         settings = as_far_as_running(self.settings, new.settings)
-        new = Configuration(settings, new.keys, new.tokenizers)
+        new = replace(new, settings=settings)
+        self._try_out(new)
         engines, mock_gpus = self.edge.engines, self._mock_gpus
         assert mock_gpus is not None
         try:
@@ -168,6 +232,13 @@ class Gateway:
         if engines.anybody_leaves:
             self._tasks.append(asyncio.create_task(self._let_engines_go()))
         return found
+
+    def _try_out(self, new: Configuration) -> None:
+        """Figures that are each allowed may still be too large together."""
+        try:
+            Admission(policy_parameters(new.settings, new.keys or ()), self._clock)
+        except ArithmeticError as error:
+            raise ConfigError([f"these figures cannot be reckoned with: {error}"]) from error
 
     def _take(
         self, new: Configuration, wanted: list[EngineSettings], clients: Mapping[Key, Upstream]
@@ -194,6 +265,8 @@ class Gateway:
         edge.rules = classification_rules(settings)
         edge.priority_headers = frozenset(name.lower().encode() for name in settings.classification.header)
         edge.door_headers = door_headers(edge.priority_headers)
+        if edge.tracing is not None:
+            edge.door_headers |= TRACE_HEADERS
         edge.body_limits = BodyLimits(settings.server.max_body_bytes, settings.server.body_read_seconds)
         edge.probe_seconds = min(upstream.health.interval_seconds for upstream in settings.upstreams)
         edge.endpoints = with_extra_paths(settings.paths or ())
@@ -219,7 +292,8 @@ class Gateway:
         change_log = self._change_log = ChangeLog()
         metrics = self._metrics(parameters)
         self._decision_log = self._open_decision_log(parameters)
-        listeners = (metrics, request_log, change_log, self._decision_log)
+        tracing = self._tracing = self._open_tracing()
+        listeners = (metrics, request_log, change_log, self.recent, self._decision_log, tracing)
         observers = Observers(*(listener for listener in listeners if listener is not None))
         admission = Admission(parameters, self._clock, observers)
         metrics.watch(admission)
@@ -232,6 +306,7 @@ class Gateway:
             metrics=metrics,
             request_log=request_log,
             observer=observers,
+            tracing=tracing,
             random=self._random,
         )
         self._take_rules(edge)
@@ -251,6 +326,14 @@ class Gateway:
         except OSError as error:
             says = f"decision_log: {settings.decision_log} cannot be written: {error.strerror}"
             raise ConfigError([says]) from error
+
+    def _open_tracing(self) -> Tracing | None:
+        wanted = self.settings.tracing
+        if wanted is None:
+            return None
+        headers = {name: value.get_secret_value() for name, value in wanted.headers.items()}
+        exporter = open_exporter(wanted.endpoint, wanted.service_name, headers, __version__)
+        return Tracing(exporter, wanted.sample_ratio, self._clock, status_of)
 
     def _metrics(self, parameters: PolicyParameters) -> Metrics:
         timeouts = self.settings.upstream_timeouts
@@ -292,7 +375,12 @@ class Gateway:
     def is_heard(self, engine: Key, since: int) -> bool:
         return self.edge.is_heard(engine, since)
 
-    # ------------------------------------------------------------------ readers that stall
+    # ------------------------------------------------------------------ now and then
+
+    async def _keep_history(self) -> None:
+        while True:
+            self.history.take(self._clock.now())
+            await asyncio.sleep(INTERVAL_SECONDS)
 
     async def _drop_stalled_readers(self) -> None:
         while True:

@@ -73,6 +73,7 @@ class AsgiChannel:
     def unwatch(self) -> None:
         if self._watching is not None:
             self._watching.cancel()
+            self._watching = None  # it holds us until it has noticed
 
     async def _see_client_leave(self, on_gone: Callable[[], None]) -> None:
         """Once the body is in, nothing else can be received."""

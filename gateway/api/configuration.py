@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from gateway.api.tokenizer_files import TokenizerFile, load_tokenizers
+from gateway.config_reading import ConfigError
 from gateway.keys import KeyRing, load_keys
 from gateway.settings import Settings, load_settings
+from gateway.telemetry.tracing import why_no_export
 
-_ONLY_AT_START: Final = (
+ONLY_AT_START: Final = (
     "server.host",
     "server.port",
     "server.operations_host",
@@ -20,8 +22,10 @@ _ONLY_AT_START: Final = (
     "decision_log_max_bytes",
     "decision_log_files",
     "metrics.max_label_values",
+    "tracing",
 )
-"""Settings that a running gateway cannot change: its ports and who may use them, what is open or counted."""
+"""Settings that a running gateway cannot change: its ports and who may use them, what is open or counted. A
+section that stands here stays as a whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +40,22 @@ class Configuration:
 def read_configuration(path: Path | None) -> Configuration:
     """What the file at `path` (none: the defaults) and the environment say. Raises ConfigError."""
     settings = load_settings(path)
+    missing = None if settings.tracing is None else why_no_export()
+    if missing is not None:
+        raise ConfigError([f"{path or 'settings'}: tracing: found a mapping, but {missing}"])
     keys = None if settings.keys_file is None else load_keys(settings.keys_file)
     return Configuration(settings, keys, load_tokenizers(settings.tokenizers, path))
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Names of settings: those that are others now, and of these the ones that stay until a restart."""
+    """Names of settings: those that are others now, and those that stay until a restart. `values` has what
+    they were and what they are, `overrides` those of the changed ones that had been set at run time."""
 
     changed: tuple[str, ...]
     needs_restart: tuple[str, ...]
+    values: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    overrides: tuple[str, ...] = ()
 
 
 def difference(old: Configuration, new: Configuration) -> Difference:
@@ -57,15 +67,16 @@ def difference(old: Configuration, new: Configuration) -> Difference:
         names = [name for name in names if not name.startswith(whole + ".")] + [whole]
     if list(old.keys or ()) != list(new.keys or ()) and "keys_file" not in names:
         names.append("keys_file")
-    stay = tuple(name for name in names if name in _ONLY_AT_START)
-    return Difference(tuple(name for name in names if name not in stay), stay)
+    stay = tuple(name for name in names if not {name, name.partition(".")[0]}.isdisjoint(ONLY_AT_START))
+    values = {name: (before.get(name), after.get(name)) for name in names}
+    return Difference(tuple(name for name in names if name not in stay), stay, values)
 
 
 def as_far_as_running(old: Settings, new: Settings) -> Settings:
     """The new settings with what stays until a restart as it was."""
     stay: dict[str, dict[str, Any]] = {"server": {}, "metrics": {}}
     top: dict[str, Any] = {}
-    for name in _ONLY_AT_START:
+    for name in ONLY_AT_START:
         section, _, key = name.rpartition(".")
         (stay[section] if section else top)[key] = getattr(getattr(old, section) if section else old, key)
     sections = {name: getattr(new, name).model_copy(update=values) for name, values in stay.items()}

@@ -25,6 +25,7 @@ from gateway.runtime.admission_gate import AdmissionGate, Permit
 from gateway.telemetry.endings import ended_at_the_door
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.request_log import RequestLog
+from gateway.telemetry.tracing import Tracing
 from gateway.upstream.circuit_breaker import Admittance
 from gateway.upstream.client import Upstream
 from gateway.upstream.engines import Engines, Key
@@ -46,6 +47,7 @@ class Edge:
     metrics: Metrics
     request_log: RequestLog
     observer: Observer
+    tracing: Tracing | None
     random: Callable[[], float]
     # What the door goes by; a reload puts others in their place.
     access: Access = field(init=False)

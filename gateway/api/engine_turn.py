@@ -20,6 +20,7 @@ from gateway.policy.admission import NOTHING_DELIVERED, Delivered
 from gateway.policy.outcome import Outcome
 from gateway.policy.request import Usage
 from gateway.runtime.admission_gate import Permit, Refused
+from gateway.telemetry.tracing_context import Trace
 from gateway.upstream.client import Response, Upstream
 from gateway.upstream.errors import UpstreamError
 from gateway.upstream.relay import StreamEnd, relay_stream
@@ -58,16 +59,23 @@ class StreamProgress:
 
 
 class EngineTurn:
-    """`upstream_id` names the request to engines."""
+    """`upstream_id` names the request to engines; `trace` is there where tracing is on."""
 
     def __init__(
-        self, edge: "Edge", endpoint: Endpoint, scope: Scope, reply: Reply, upstream_id: bytes
+        self,
+        edge: "Edge",
+        endpoint: Endpoint,
+        scope: Scope,
+        reply: Reply,
+        upstream_id: bytes,
+        trace: Trace | None = None,
     ) -> None:
         self._edge = edge
         self._endpoint = endpoint
         self._scope = scope
         self._reply = reply
         self._upstream_id = upstream_id
+        self._trace = trace
         self.permit: Permit | None = None
         self.observer: StreamObserver | None = None
         self._response: Response | None = None
@@ -236,9 +244,10 @@ class EngineTurn:
         content_type: bytes = b"application/json",
     ) -> Response:
         """The client's request, as this engine gets it. Raises Problem."""
+        trace, dropped = self._trace, self._edge.priority_headers
         headers = for_upstream(
             self._scope["headers"],
-            also_dropped=self._edge.priority_headers,
+            also_dropped=dropped if trace is None else dropped | trace.replaces,
             request_id=self._upstream_id,
             credential=upstream.address.credential,
         )
@@ -246,7 +255,13 @@ class EngineTurn:
             headers.append((b"content-type", content_type))
         query = without_credentials(self._scope["query_string"])
         target = self._endpoint.path.encode() + (b"?" + query if query else b"")
-        return await ask(upstream, method, target, headers, body)
+        if trace is None:
+            return await ask(upstream, method, target, headers, body)
+        call, header = trace.call(upstream.name, upstream.address.url, self._edge.clock.now())
+        headers.append(header)
+        response = await ask(upstream, method, target, headers, body)
+        call.status = response.status
+        return response
 
     async def _answer_whole(self, response: Response, headers: list[Header], body: bytes) -> None:
         kept = for_client(headers)

@@ -37,6 +37,7 @@ from gateway.policy.clock import NANOSECONDS_PER_SECOND
 from gateway.policy.outcome import Outcome
 from gateway.policy.request import Ask
 from gateway.runtime.admission_gate import Permit, Refused
+from gateway.telemetry.tracing_context import Trace, TracedId
 
 if TYPE_CHECKING:
     from gateway.api.edge import Edge
@@ -70,6 +71,11 @@ class Exchange:
         self.arrived_at = edge.clock.now()
         given_id = client_request_id(self._headers)
         self.request_id = given_id or edge.new_request_id()
+        self._trace: Trace | None = None
+        if edge.tracing is not None:
+            method, path = scope["method"], endpoint.path
+            self._trace = edge.tracing.begin(self._headers, method, path, self.arrived_at)
+            self.request_id = TracedId(self.request_id, self._trace)
         self.tenant = ""
         self.priority = edge.rules.default
         self._complete_at = self.arrived_at  # when the whole request was here
@@ -81,7 +87,7 @@ class Exchange:
         self._upload_is_unread = False
         self.reply = Reply(self._channel, scope["method"], edge.clock, self._common_headers, endpoint.errors)
         upstream_id = edge.upstream_request_id(given_id, self.request_id)
-        self.turn = EngineTurn(edge, endpoint, scope, self.reply, upstream_id)
+        self.turn = EngineTurn(edge, endpoint, scope, self.reply, upstream_id, self._trace)
 
     # ------------------------------------------------------------------ the whole
 
@@ -138,6 +144,8 @@ class Exchange:
             return  # the policy ended it itself, and has told
         if self.reply.status is not None:
             self._edge.request_log.answered(self.request_id, self.reply.status)
+            if self._trace is not None:
+                self._trace.status = self.reply.status
         if permit is not None:
             self._edge.ended_at_engine(permit, outcome, self.turn.status)
             permit.finish(outcome, delivered)

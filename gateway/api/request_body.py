@@ -10,7 +10,6 @@ from gateway.api.errors import Problem
 from gateway.api.headers import Header
 from gateway.policy.outcome import Outcome
 
-
 BODY_HEADERS = frozenset({b"content-length", b"content-encoding"})
 
 

@@ -28,6 +28,8 @@ _OVERHEAD_SECONDS = (
     *(0.01, 0.025, 0.05, 0.1, 0.25, 1, 5),
 )
 
+_LAG_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
+
 BELOW_SMALLEST_TARGET = 3
 
 
@@ -42,6 +44,7 @@ class LatencyBounds:
     queue_wait: tuple[int, ...]
     duration: tuple[int, ...]
     overhead: tuple[int, ...]
+    loop_lag: tuple[int, ...]
 
 
 def latency_bounds(
@@ -63,6 +66,7 @@ def latency_bounds(
         queue_wait=bounds(_TTFT_SECONDS, (), max(longest_wait, parameters.no_upstream_ns)),
         duration=bounds(_WHOLE_SECONDS, (), from_arrival + idle),
         overhead=bounds(_OVERHEAD_SECONDS),
+        loop_lag=bounds(_LAG_SECONDS),
     )
 
 

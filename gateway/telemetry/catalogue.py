@@ -79,6 +79,12 @@ PROXY_OVERHEAD = _define(
     "",
     "Time a request spent in the gateway that was neither waiting nor the engine's.",
 )
+EVENT_LOOP_LAG = _define(
+    "histogram",
+    "event_loop_lag_seconds",
+    "",
+    "How late the process came back to a timer that was due: what every stream in it waits besides.",
+)
 TOKENS = _define(
     "counter",
     "tokens_total",
@@ -103,6 +109,18 @@ OBSERVED_REFUSALS = _define(
     "priority outcome",
     "Requests of classes in observe mode that would have been refused, and with what outcome.",
 )
+REFUSALS = _define(
+    "counter",
+    "refusals_total",
+    "priority reason",
+    "Requests that the gateway refused, and for want of what.",
+)
+SLO_REQUESTS = _define(
+    "counter",
+    "slo_requests_total",
+    "priority slo verdict",
+    "Offered requests whose promise was kept or missed, seen from arrival; refused ones are missed.",
+)
 CLIENT_RETRIES = _define(
     "counter", "client_retries_total", "", "Requests whose client said that they are a retry."
 )
@@ -126,7 +144,31 @@ BUCKET_RATE = _define(
     "priority",
     "Guaranteed inflow of the class's buckets, in weighted tokens.",
 )
+BUCKET_INFLOW = _define(
+    "gauge",
+    "bucket_inflow_tokens_per_second",
+    "priority",
+    "What flowed into the class's buckets in the last second; above their rate it was lent by other classes.",
+)
+BUCKET_LENT = _define(
+    "gauge",
+    "bucket_lent_tokens",
+    "priority",
+    "The part of the class's bucket level that other classes have lent it.",
+)
 CAPACITY = _define("gauge", "capacity_tokens_per_second", "", "What all classes may use, in weighted tokens.")
+CAPACITY_BOUND = _define(
+    "gauge",
+    "capacity_bound_tokens_per_second",
+    "bound",
+    "The least and most that the controller may set the capacity to, and what is configured.",
+)
+SLO_TARGET = _define(
+    "gauge", "slo_target_ratio", "priority", "Share of requests that should keep the class's promise."
+)
+SLO_TARGET_SECONDS = _define(
+    "gauge", "slo_target_seconds", "priority slo", "The promised latencies of the class."
+)
 SLO_ATTAINMENT = _define(
     "gauge",
     "slo_attainment_ratio",
@@ -135,6 +177,40 @@ SLO_ATTAINMENT = _define(
 )
 CONTROLLER_SEVERITY = _define(
     "gauge", "controller_severity", "", "How near the engines are to breaking a promise; 1 is the limit."
+)
+CONTROLLER_LAW = _define("gauge", "controller_law", "law", "1; which law sets the rates.")
+CONTROLLER_INPUT = _define(
+    "gauge",
+    "controller_input",
+    "input",
+    "The figures that the latest change of rates went by; absent once that is some seconds ago.",
+)
+UPSTREAM_IN_FLIGHT_LIMIT = _define(
+    "gauge",
+    "upstream_in_flight_limit",
+    "upstream",
+    "Requests that the upstream may have at once: as configured, or fewer where it sent some back.",
+)
+UPSTREAM_IN_FLIGHT_TOKENS = _define(
+    "gauge", "upstream_in_flight_tokens", "upstream", "Tokens of the requests that hold a place there."
+)
+UPSTREAM_PENDING_PREFILL = _define(
+    "gauge",
+    "upstream_pending_prefill_tokens",
+    "upstream",
+    "Prompt tokens sent there that no first token has come of yet.",
+)
+UPSTREAM_WAITING = _define(
+    "gauge",
+    "upstream_waiting_requests",
+    "upstream",
+    "Requests that wait inside the engine, as it told, corrected by what was sent since; absent if stale.",
+)
+UPSTREAM_KV_USAGE = _define(
+    "gauge",
+    "upstream_kv_usage_ratio",
+    "upstream",
+    "Used part of the engine's KV memory, as it told, corrected by what was sent since; absent if stale.",
 )
 UPSTREAM_HEALTHY = _define(
     "gauge",

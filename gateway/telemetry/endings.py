@@ -15,6 +15,25 @@ def queue_wait_ns(event: RequestEnded) -> int | None:
     return event.queue_wait_ns
 
 
+REFUSAL_REASONS = (
+    *("class_budget", "tenant_limit", "queue_full", "queue_timeout"),
+    *("no_upstream", "draining"),
+)
+_REASON_BY_OUTCOME = {
+    Outcome.REJECTED_RATE: "class_budget",
+    Outcome.REJECTED_QUEUE_FULL: "queue_full",
+    Outcome.QUEUE_TIMEOUT: "queue_timeout",
+    Outcome.REJECTED_NO_UPSTREAM: "no_upstream",
+    Outcome.REJECTED_DRAINING: "draining",
+}
+
+
+def refusal_reason(event: RequestEnded) -> str | None:
+    """For want of what the gateway refused the request; None for one that it did not refuse, or that could
+    not have been served by anybody (a bad request, a wrong key)."""
+    return "tenant_limit" if event.by_tenant_limit else _REASON_BY_OUTCOME.get(event.outcome)
+
+
 def ended_at_the_door(
     request_id: str,
     outcome: Outcome,

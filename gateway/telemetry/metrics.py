@@ -21,9 +21,10 @@ from gateway.policy.request import PRIORITIES, Priority
 from gateway.telemetry import catalogue
 from gateway.telemetry.buckets import latency_bounds
 from gateway.telemetry.catalogue import METRIC_NAMES, SERIES_NAMES, Definition
-from gateway.telemetry.endings import queue_wait_ns
-from gateway.telemetry.gauges import gauge, load_ages, policy_gauges
+from gateway.telemetry.endings import REFUSAL_REASONS, queue_wait_ns, refusal_reason
+from gateway.telemetry.gauges import controller_inputs, gauge, load_ages, policy_gauges
 from gateway.telemetry.labels import OTHER, UNKNOWN, BoundedLabel
+from gateway.telemetry.promises import PromiseCounts
 from gateway.telemetry.series import Count, CounterFamily, Histogram, HistogramFamily
 
 __all__ = ["METRIC_NAMES", "SERIES_NAMES", "Metrics"]
@@ -60,6 +61,7 @@ class Metrics(Observer, Collector):
         self._clock = clock
         self._version = version
         self._load_read_at: dict[str, int] = {}
+        self._last_changes: dict[tuple[str, ...], RatesChanged] = {}  # by the upstreams of their pool
         served = [model for u in parameters.upstreams for model in u.models if model != "*"]
         self._models = BoundedLabel(max_label_values, [*served, *known_models])
         self._tenants = BoundedLabel(max_label_values, known_tenants)
@@ -94,6 +96,11 @@ class Metrics(Observer, Collector):
         self._queue_full = self._counter(catalogue.UPSTREAM_QUEUE_FULL)
         for upstream in parameters.upstreams:
             self._queue_full.child(upstream.name)
+        refusals = self._counter(catalogue.REFUSALS)
+        self._refusals = [
+            {reason: refusals.child(name, reason) for reason in REFUSAL_REASONS} for name in _CLASS_NAMES
+        ]
+        self._promises = PromiseCounts(self._counter(catalogue.SLO_REQUESTS), parameters.classes)
         self._retries = self._counter(catalogue.CLIENT_RETRIES).child()
         self._changes = self._counter(catalogue.CONTROLLER_CHANGES)
         self._reloads = self._counter(catalogue.CONFIG_RELOADS)
@@ -111,6 +118,7 @@ class Metrics(Observer, Collector):
         self._queue_wait = self._latency(catalogue.QUEUE_WAIT, bounds.queue_wait)
         self._duration = self._latency(catalogue.REQUEST_DURATION, bounds.duration)
         self._overhead = self._histogram(catalogue.PROXY_OVERHEAD, bounds.overhead).child()
+        self._loop_lag = self._histogram(catalogue.EVENT_LOOP_LAG, bounds.loop_lag).child()
 
     def _counter(self, definition: Definition) -> CounterFamily:
         family = CounterFamily(definition)
@@ -130,6 +138,10 @@ class Metrics(Observer, Collector):
     def ended(self, event: RequestEnded) -> None:
         priority = event.priority
         self._count_ending(event)
+        self._promises.count(event)
+        refused = refusal_reason(event)
+        if refused is not None:
+            self._refusals[priority][refused].value += 1
         if event.would_be is not None:
             self._observed.child(priority.name, event.would_be.value).value += 1
         if event.queue_wait_ns is not None:
@@ -191,10 +203,13 @@ class Metrics(Observer, Collector):
         for upstream in parameters.upstreams:
             self._queue_full.child(upstream.name)
             self._models.reserve(model for model in upstream.models if model != "*")
+        self._promises.reconfigure(parameters.classes)
+        self._last_changes.clear()
         names = {upstream.name for upstream in parameters.upstreams}
         self._load_read_at = {name: at for name, at in self._load_read_at.items() if name in names}
 
     def rates_changed(self, event: RatesChanged) -> None:
+        self._last_changes[event.upstreams] = event
         if not event.applied:
             return
         reason = self._reasons.value(event.reason)
@@ -219,6 +234,9 @@ class Metrics(Observer, Collector):
     def proxy_overhead(self, nanoseconds: int) -> None:
         self._overhead.observe(nanoseconds)
 
+    def loop_lagged(self, nanoseconds: int) -> None:
+        self._loop_lag.observe(nanoseconds)
+
     def load_page_read(self, upstream: str) -> None:
         """The upstream's load page was read just now."""
         self._load_read_at[upstream] = self._clock.now()
@@ -239,5 +257,6 @@ class Metrics(Observer, Collector):
             yield family.collect()
         if self._admission is not None:
             yield from policy_gauges(self._admission, self._clock.now())
+        yield controller_inputs(self._last_changes.values(), self._clock.now())
         yield load_ages(self._load_read_at, self._clock.now())
         yield gauge(catalogue.BUILD_INFO, [((self._version,), 1.0)])

@@ -13,6 +13,7 @@ from gateway.policy.request import PRIORITIES
 from gateway.telemetry.endings import queue_wait_ns
 from gateway.telemetry.labels import clean
 from gateway.telemetry.log_setup import json_lines
+from gateway.telemetry.tracing_context import trace_of
 
 REQUEST_ID_LENGTH_MAX = 128
 
@@ -78,6 +79,9 @@ class RequestLog(Observer):
         }
         if event.would_be is not None or event.requeued:
             fields |= _seldom(event)
+        trace = trace_of(event.request_id)
+        if trace is not None:
+            fields["trace_id"] = trace.hex_id
         self._write(_LEVELS.get(outcome, "info"), fields)
 
 

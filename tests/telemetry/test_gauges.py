@@ -3,6 +3,8 @@ from random import Random
 import pytest
 
 from gateway.policy.admission import Delivered
+from gateway.policy.engine_load import EngineLoad
+from gateway.policy.events import RatesChanged
 from gateway.policy.outcome import Outcome
 from gateway.policy.request import PRIORITIES, Ask, Priority, Stage, Usage
 from gateway.policy.severity_law import SeverityLaw
@@ -90,6 +92,67 @@ def test_upstream_health_and_load_age(admission, metrics, clock, scrape):
     metrics.load_page_read("gpu0")
     clock.advance(1.5)
     assert scrape().value("upstream_load_age_seconds", upstream="gpu0") == 1.5
+
+
+def test_what_other_classes_lend_is_told_apart(admission, clock, scrape):
+    """P1's bucket is nearly empty and the others are full but for 210 tokens: in 0.2 s all else of C flows
+    into P1's, and what its own rate has not paid is lent, for a higher class is active."""
+    admission.submit(ask(0, Priority.P0, input_tokens=10))
+    admission.submit(ask(1, Priority.P1, input_tokens=7000, max_output_tokens=200))
+    clock.advance(0.2)
+    page = scrape()
+    assert page.value("bucket_inflow_tokens_per_second", priority="P1") == 24000 * 0.2 - 210
+    assert page.value("bucket_lent_tokens", priority="P1") == 24000 * 0.2 - 210 - 8400 * 0.2
+    assert page.value("bucket_lent_tokens", priority="P0") == 0
+
+
+def test_capacity_stands_between_its_bounds(admission, scrape):
+    """The bounds are those that the law is kept within: 0.2 and 3 × C0, as no class has a floor here."""
+    page = scrape()
+    bounds = [
+        page.value("capacity_bound_tokens_per_second", bound=name) for name in ("least", "configured", "most")
+    ]
+    assert bounds == [4800, 24000, 72000]
+    assert page.value("controller_law", law="static") == 1
+
+
+def test_promises_are_told_as_they_are_configured(admission, parameters, scrape):
+    """A class without a promise has neither target nor seconds, and what is not promised is absent."""
+    page = scrape()
+    assert page.label_values("slo_target_ratio", "priority") == {"P0", "P1"}
+    assert page.value("slo_target_ratio", priority="P0") == parameters.control.target
+    assert page.value("slo_target_seconds", priority="P0", slo="tpot") == 0.06
+    assert page.value("slo_target_seconds", priority="P1", slo="max_gap") == 0.7
+    assert page.value("slo_target_seconds", priority="P0", slo="max_gap") is None
+
+
+def test_an_engine_shows_what_it_holds_and_what_it_told(admission, clock, scrape):
+    """Its places and tokens are known at once, its own queue and memory only from its fresh page."""
+    admission.submit(ask(input_tokens=300))
+    page = scrape()
+    held = next(u for u in ("gpu0", "gpu1") if page.value("upstream_in_flight_tokens", upstream=u))
+    assert page.value("upstream_pending_prefill_tokens", upstream=held) == 300
+    assert page.value("upstream_in_flight_limit", upstream=held) == 4
+    assert page.value("upstream_waiting_requests", upstream=held) is None
+    admission.engine_load_told(held, EngineLoad(waiting=3, kv_usage=0.25))
+    page = scrape()
+    assert page.value("upstream_waiting_requests", upstream=held) == 3
+    assert page.value("upstream_kv_usage_ratio", upstream=held) == 0.25
+    clock.advance(6)
+    assert scrape().value("upstream_kv_usage_ratio", upstream=held) is None
+
+
+def test_figures_of_a_change_go_when_they_are_old(admission, metrics, clock, scrape):
+    """The greatest of the pools' latest changes is shown, for ten seconds."""
+    rates = (3, 2, 1)
+    for upstream, gap in (("gpu0", 0.5), ("gpu1", 1.5), ("gpu0", 0.7)):
+        change = RatesChanged(
+            clock.now(), "severity", "gap", "down", rates, rates, {"x_gap": gap}, (upstream,)
+        )
+        metrics.rates_changed(change)
+    assert scrape().value("controller_input", input="x_gap") == 1.5
+    clock.advance(11)
+    assert scrape().value("controller_input", input="x_gap") is None
 
 
 def test_severity_appears_once_there_is_one(admission, scrape):

@@ -3,6 +3,7 @@ from math import isfinite
 
 import pytest
 
+from gateway.policy.engine_load import EngineLoad
 from gateway.policy.events import RatesChanged
 from gateway.policy.outcome import Outcome
 from gateway.policy.request import PRIORITIES, Priority, Usage
@@ -20,10 +21,13 @@ LABELS = {
     "queue_wait_seconds": {"priority"},
     "request_duration_seconds": {"priority"},
     "proxy_overhead_seconds": set(),
+    "event_loop_lag_seconds": set(),
     "tokens_total": {"priority", "direction"},
     "class_claims_total": {"claimed", "granted"},
     "promotions_total": {"priority"},
     "observed_refusals_total": {"priority", "outcome"},
+    "refusals_total": {"priority", "reason"},
+    "slo_requests_total": {"priority", "slo", "verdict"},
     "client_retries_total": set(),
     "controller_changes_total": {"law", "direction", "reason"},
     "queue_depth": {"priority"},
@@ -31,9 +35,21 @@ LABELS = {
     "in_flight": {"priority", "upstream"},
     "bucket_tokens": {"priority"},
     "bucket_rate_tokens_per_second": {"priority"},
+    "bucket_inflow_tokens_per_second": {"priority"},
+    "bucket_lent_tokens": {"priority"},
     "capacity_tokens_per_second": set(),
+    "capacity_bound_tokens_per_second": {"bound"},
+    "slo_target_ratio": {"priority"},
+    "slo_target_seconds": {"priority", "slo"},
     "slo_attainment_ratio": {"priority", "slo", "view", "of"},
     "controller_severity": set(),
+    "controller_law": {"law"},
+    "controller_input": {"input"},
+    "upstream_in_flight_limit": {"upstream"},
+    "upstream_in_flight_tokens": {"upstream"},
+    "upstream_pending_prefill_tokens": {"upstream"},
+    "upstream_waiting_requests": {"upstream"},
+    "upstream_kv_usage_ratio": {"upstream"},
     "upstream_healthy": {"upstream"},
     "upstream_queue_full_total": {"upstream"},
     "config_reloads_total": {"result"},
@@ -65,7 +81,10 @@ def test_page_holds_what_the_catalogue_says(metrics, admission, scrape, ended):
     admission.pools[0].control.law = law = SeverityLaw(admission.parameters)
     law.severity = 0.7
     metrics.load_page_read("gpu0")
-    metrics.rates_changed(RatesChanged(1, "severity", "p0 late", "down", (3, 2, 1), (3, 2, 0), {}))
+    admission.engine_load_told("gpu0", EngineLoad(waiting=1, kv_usage=0.5))
+    metrics.rates_changed(
+        RatesChanged(1, "severity", "p0 late", "down", (3, 2, 1), (3, 2, 0), {"x_gap": 1.5})
+    )
     page = scrape()
     assert {name for name, _ in page.samples} == SERIES_NAMES
     by_series = {series: set(d.labels) for d in CATALOGUE for series in d.series_names}

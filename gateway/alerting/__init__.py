@@ -1,0 +1,1 @@
+"""Prometheus' rules for a gateway, made from its configuration."""

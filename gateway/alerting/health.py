@@ -1,0 +1,215 @@
+"""Rules that hold for any gateway: is it there, does it refuse, can its controller do its work."""
+
+from collections.abc import Iterator
+
+from gateway.alerting.model import Alert, Group
+from gateway.alerting.promises import promised_classes
+from gateway.config_values import CLASS_NAMES
+from gateway.settings import Settings
+
+P0_REFUSED_RATIO = 0.01
+RETRIED_RATIO = 0.2
+LOAD_AGE_SECONDS = 60
+LOOP_LAG_SECONDS = 0.05
+"""Where no class is promised a time per token; else half of the tightest one."""
+
+
+def health_groups(settings: Settings, job: str) -> Iterator[Group]:
+    yield Group("qos-gateway-process", tuple(_process(settings, job)))
+    yield Group("qos-gateway-refusals", tuple(_refusals(job)))
+    yield Group("qos-gateway-controller", tuple(_controller(job)))
+    yield Group("qos-gateway-upstreams", tuple(_upstreams(job)))
+    yield Group("qos-gateway-configuration", tuple(_configuration(settings, job)))
+
+
+# ---------------------------------------------------------------------- the process
+
+
+def _process(settings: Settings, job: str) -> Iterator[Alert]:
+    of = f'{{job="{job}"}}'
+    yield Alert(
+        name="QosGatewayDown",
+        expr=f"up{of} == 0",
+        hold="1m",
+        severity="critical",
+        summary="{{ $labels.instance }} does not answer",
+        description="Prometheus could not read the metrics of {{ $labels.instance }} for a minute.",
+    )
+    yield Alert(
+        name="QosGatewayAbsent",
+        expr=f"absent(up{of})",
+        hold="5m",
+        severity="critical",
+        summary="There is no gateway",
+        description=f"Prometheus has no target of job {job}: none was found, or none is configured.",
+    )
+    lag = _loop_lag_seconds(settings)
+    yield Alert(
+        name="QosGatewayEventLoopLag",
+        expr="histogram_quantile(0.99,\n"
+        f"  sum by (job, instance, le) (rate(qos_gateway_event_loop_lag_seconds_bucket{of}[5m]))\n"
+        f") > {lag:g}",
+        hold="10m",
+        severity="warning",
+        summary="{{ $labels.instance }} itself is slow",
+        description="One in a hundred timers was late by {{ $value | humanizeDuration }}, which every stream "
+        f"waits besides what its engine takes; {lag:g} s is as much as the promises bear.",
+    )
+    yield Alert(
+        name="QosGatewayInternalErrors",
+        # A series of some model begins with its first error, which an increase over it alone would not show.
+        expr="increase(sum by (job, instance) "
+        f'(qos_gateway_requests_total{{job="{job}", outcome="internal_error"}})[10m:30s]) > 0',
+        hold="0m",
+        severity="warning",
+        summary="{{ $labels.instance }} answered with an error of its own",
+        description="{{ $value | humanize }} requests of the last 10 minutes ended as internal_error. "
+        "Each has a log line with its cause.",
+    )
+
+
+def _loop_lag_seconds(settings: Settings) -> float:
+    slos = [settings.classes[name].slo for name in CLASS_NAMES]
+    promised = [slo.tpot_seconds for slo in slos if slo is not None and slo.tpot_seconds is not None]
+    return min(promised, default=2 * LOOP_LAG_SECONDS) / 2
+
+
+# ---------------------------------------------------------------------- refusals and retries
+
+
+def _refusals(job: str) -> Iterator[Alert]:
+    yield Alert(
+        name="QosGatewayP0Refused",
+        expr="sum by (job, priority) (rate(qos_gateway_refusals_total"
+        f'{{job="{job}", priority="P0", reason!~"tenant_limit|draining"}}[5m]))\n'
+        "/\n(sum by (job, priority) (rate(qos_gateway_requests_total"
+        f'{{job="{job}", priority="P0"}}[5m])) > 0.0167)\n> {P0_REFUSED_RATIO:g}',
+        hold="5m",
+        severity="warning",
+        summary="The highest class is being refused",
+        description="{{ $value | humanizePercentage }} of the P0 requests of the last 5 minutes were "
+        "refused; limits of their own tenants do not count.",
+    )
+    yield Alert(
+        name="QosGatewayRetryAmplification",
+        expr=f'sum by (job) (rate(qos_gateway_client_retries_total{{job="{job}"}}[10m]))\n'
+        f'/\n(sum by (job) (rate(qos_gateway_requests_total{{job="{job}"}}[10m])) > 0.0167)\n'
+        f"> {RETRIED_RATIO:g}",
+        hold="10m",
+        severity="warning",
+        summary="Many requests are retries of refused ones",
+        description="{{ $value | humanizePercentage }} of the requests of the last 10 minutes said that they "
+        "are a retry: clients offer again what was refused, which makes an overload larger.",
+    )
+
+
+# ---------------------------------------------------------------------- the controller
+
+
+def _controller(job: str) -> Iterator[Alert]:
+    of = f'{{job="{job}"}}'
+    capacity = f"qos_gateway_capacity_tokens_per_second{of}"
+    least, most = (
+        f'qos_gateway_capacity_bound_tokens_per_second{{job="{job}", bound="{bound}"}}'
+        for bound in ("least", "most")
+    )
+    adapts = (
+        f'and on (job, instance) qos_gateway_controller_law{{job="{job}", law!="static"}}\n'
+        f"and on (job, instance) ({most} > ignoring (bound) {least})"
+    )
+    yield Alert(
+        name="QosGatewayCapacityAtLeast",
+        expr=f"{capacity} <= ignoring (bound) (1.001 * {least})\n{adapts}",
+        hold="10m",
+        severity="warning",
+        summary="{{ $labels.instance }} cannot give its engines less to do",
+        description="The capacity has been at its lower bound, {{ $value | humanize }} tokens/s, for 10 "
+        "minutes: the engines are still too slow for the promises, and the controller may cut no more.",
+    )
+    yield Alert(
+        name="QosGatewayCapacityAtMost",
+        expr=f"{capacity} >= ignoring (bound) (0.999 * {most})\n{adapts}\n"
+        "and on (job, instance) (sum by (job, instance) (rate(qos_gateway_refusals_total"
+        f'{{job="{job}", reason="class_budget"}}[10m])) > 0)',
+        hold="30m",
+        severity="warning",
+        summary="{{ $labels.instance }} refuses what its engines could serve",
+        description="The capacity has been at its upper bound, {{ $value | humanize }} tokens/s, for half an "
+        "hour, and requests are refused for want of it. The engines can do more than is configured.",
+    )
+    yield Alert(
+        name="QosGatewayControllerBlind",
+        expr=f'qos_gateway_controller_law{{job="{job}", law="severity"}}\n'
+        f"unless on (job, instance) last_over_time(qos_gateway_controller_severity{of}[10m])\n"
+        "and on (job, instance) (sum by (job, instance) "
+        f'(rate(qos_gateway_requests_total{{job="{job}", outcome="completed"}}[10m])) > 0.1)',
+        hold="10m",
+        severity="warning",
+        summary="The controller of {{ $labels.instance }} sees nothing",
+        description="Requests are served, but for 10 minutes there was no stream whose first token or gaps "
+        "could be measured, and no engine told its memory use: the capacity stays as it is whatever happens.",
+    )
+
+
+# ---------------------------------------------------------------------- engines
+
+
+def _upstreams(job: str) -> Iterator[Alert]:
+    of = f'{{job="{job}"}}'
+    yield Alert(
+        name="QosGatewayUpstreamDown",
+        expr=f"qos_gateway_upstream_healthy{of} == 0",
+        hold="1m",
+        severity="warning",
+        summary="Engine {{ $labels.upstream }} is down",
+        description="{{ $labels.instance }} has sent nothing to {{ $labels.upstream }} for a minute: its "
+        "probes fail or its circuit breaker is open.",
+    )
+    yield Alert(
+        name="QosGatewayNoUpstream",
+        expr=f"max by (job, instance) (qos_gateway_upstream_healthy{of}) == 0",
+        hold="30s",
+        severity="critical",
+        summary="{{ $labels.instance }} has no engine left",
+        description="All engines of {{ $labels.instance }} are down; requests wait, then get 503.",
+    )
+    yield Alert(
+        name="QosGatewayUpstreamLoadUnknown",
+        expr=f"qos_gateway_upstream_load_age_seconds{of} > {LOAD_AGE_SECONDS}",
+        hold="5m",
+        severity="warning",
+        summary="The load of engine {{ $labels.upstream }} is not known",
+        description="Its metrics page was last read {{ $value | humanizeDuration }} ago. Until it can be "
+        "read again the gateway goes by its own counts, and does not see other users of the engine.",
+    )
+
+
+# ---------------------------------------------------------------------- configuration
+
+
+def _configuration(settings: Settings, job: str) -> Iterator[Alert]:
+    yield Alert(
+        name="QosGatewayReloadFailed",
+        expr="sum by (job, instance) "
+        f'(increase(qos_gateway_config_reloads_total{{job="{job}", result="failed"}}[10m])) > 0',
+        hold="0m",
+        severity="warning",
+        summary="{{ $labels.instance }} did not take its new configuration",
+        description="A reload failed within the last 10 minutes; the old configuration stays in force.",
+    )
+    yield Alert(
+        name="QosGatewayRulesOutdated",
+        expr="\nor ".join(_other_targets(settings, job)),
+        hold="10m",
+        severity="warning",
+        summary="These rules are not those of the gateway's promises",
+        description="{{ $labels.instance }} has a target of {{ $value | humanizePercentage }} for "
+        "{{ $labels.priority }}, which is not the one that the error budget rules were made for.",
+    )
+
+
+def _other_targets(settings: Settings, job: str) -> Iterator[str]:
+    promised = promised_classes(settings)
+    for name in CLASS_NAMES:
+        differs = f"!= {settings.slo.target:g}" if name in promised else "> 0"
+        yield f'qos_gateway_slo_target_ratio{{job="{job}", priority="{name}"}} {differs}'

@@ -1,0 +1,1 @@
+"""Grafana's dashboards of the gateway: made from Python, `python -m grafana.generate`."""
