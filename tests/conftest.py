@@ -1,0 +1,6 @@
+"""For all tests: how long a property test may take to make its examples is the machine's business."""
+
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
