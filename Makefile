@@ -38,6 +38,12 @@ test-long: $(INSTALLED_DEV) ## The random tests at full length: 100,000 steps of
 	LONG_INTERLEAVING_STEPS=100000 CHARGED_REQUESTS=10000 $(VENV_PYTHON) -m pytest --durations=3 \
 		tests/policy/scenarios/test_long_interleaving.py tests/end_to_end/test_charges.py $(ARGS)
 
+.PHONY: observe-check
+observe-check: $(INSTALLED_DEV) ## Dashboards and alerts against a running gateway and a real Prometheus (Debian: prometheus)
+	$(VENV_PYTHON) -m grafana.generate --check
+	$(VENV)/bin/qos-gateway rules --config config/gateway.yaml --out config/prometheus/rules --check
+	OBSERVE_CHECK=1 $(VENV_PYTHON) -m pytest tests/observability $(ARGS)
+
 .PHONY: soak
 soak: $(INSTALLED_DEV) ## Ten minutes of all that can go wrong, 200 connections; ARGS="--seconds 60 --reload"
 	@$(VENV_PYTHON) -m tests.soak $(ARGS)
@@ -68,12 +74,28 @@ noisy-neighbour: $(INSTALLED_DEV) ## Nine tenants beside one that asks for ten t
 	@$(VENV_PYTHON) -m tests.benchmarks.noisy_neighbour $(ARGS)
 
 .PHONY: bench
-bench: $(INSTALLED_DEV) ## Requests per second that the policy alone decides
+bench: $(INSTALLED_DEV) ## What the gateway costs beside its peers, 7 minutes; ARGS="--quick --only qos-gateway,nginx"
+	@$(VENV_PYTHON) -m tests.benchmarks.proxy_cost $(ARGS)
+
+.PHONY: bench-peers
+bench-peers: $(INSTALLED_DEV) ## Install the peers for `make bench`: 1 GB in build/peers; as root nginx and wrk too
+	@$(VENV_PYTHON) -m tests.benchmarks.proxy_cost.peers
+
+.PHONY: bench-policy
+bench-policy: $(INSTALLED_DEV) ## Requests per second that the policy alone decides
 	@$(VENV_PYTHON) -m tests.benchmarks.policy_speed $(ARGS)
+
+.PHONY: bench-growth
+bench-growth: $(INSTALLED_DEV) ## Cost as work grows: decisions, memory, start-up; ARGS="memory --queued 2000 --out FILE"
+	@$(VENV_PYTHON) -m tests.benchmarks.growth $(ARGS)
 
 .PHONY: estimate-error
 estimate-error: $(INSTALLED_DEV) ## How far off estimates of input tokens are; ARGS="--tokenizer FILE" takes a model's own
 	@$(VENV_PYTHON) -m tests.benchmarks.estimate_error $(ARGS)
+
+.PHONY: image-check
+image-check: $(INSTALLED_DEV) ## Build the image with buildah and run it, read-only and without root; needs root to do so
+	@$(VENV_PYTHON) -m tests.containers $(ARGS)
 
 .PHONY: check
 check: $(INSTALLED_DEV) ## Lint, formatting, types, direction of imports
