@@ -35,7 +35,7 @@ def told(gateway: GatewayProcess) -> list[dict[str, Any]]:
 
 async def test_a_stalled_engine_gets_less_until_it_is_well(engine: ScriptedEngine) -> None:
     """A stream falls silent after its first token: C is cut, P2 first. State, metrics and log tell why. When
-    the stream is over C grows again, without another request (all the way back is a story in virtual time)."""
+    the stream is over C grows again, without another request (all the way back: in virtual time)."""
     async with running_gateway(settings(engine)) as gateway:
         engine.play = held = held_stream(ROLE, token("one"))
         async with RawClient(gateway.port) as client:

@@ -22,7 +22,7 @@ from tests.support.drivers import AsyncioDriver, Driver, VirtualDriver, assert_s
 from tests.support.policy_audit import Audit
 from tests.support.policy_settings import P1, P2, policy, upstream
 
-STEPS = int(os.environ.get("LONG_INTERLEAVING_STEPS", "20000"))
+STEPS = int(os.environ.get("LONG_INTERLEAVING_STEPS", "10000"))
 UPSTREAMS = {"a": ("m",), "b": ("m",), "c": ("m",), "other": ("x",)}
 
 NANOSECONDS = [0, 0, 1, 999_983, 2_000_000, 5_000_000, 5_000_000, 10_000_000, 33_333_333]
