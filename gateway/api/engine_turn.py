@@ -194,7 +194,9 @@ class EngineTurn:
         strip_usage: bool,
         permit: Permit,
     ) -> tuple[Outcome, Delivered]:
-        observer = self.observer = StreamObserver(self._endpoint.stream_dialect, strip_usage)
+        observer = self.observer = StreamObserver(
+            self._endpoint.stream_dialect, strip_usage, lambda: self._edge.first_token(permit)
+        )
         permit.ticket.progress = StreamProgress(observer, self._reply)
         names = {name for name, _ in STREAM_HEADERS}
         kept = [header for header in for_client(headers) if header[0] not in names]
@@ -203,7 +205,6 @@ class EngineTurn:
             response,
             observer,
             self._reply,
-            lambda: self._edge.first_token(permit),
             self._edge.clock,
             needs_end_mark=self._endpoint.has_known_answers,
         )

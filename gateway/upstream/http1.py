@@ -300,6 +300,16 @@ class Http1Connection(asyncio.Protocol):
         unread_bytes = 0
         if parts:
             self._body_begun = True
+            if response.sink is not None and not response.complete and fault is None:
+                # The usual read of a stream, of which there are very many: nothing else is to be seen to.
+                self._barren_bytes = 0
+                piece = parts[0] if len(parts) == 1 else b"".join(parts)
+                parts.clear()
+                try:
+                    response.sink(piece)
+                except Exception as error:
+                    response.sink_failed(error)
+                return
             unread_bytes = self._hand_on(response, parts)
         elif not awaiting_head:
             self._barren_bytes += len(data)

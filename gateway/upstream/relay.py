@@ -50,42 +50,22 @@ class StreamEnd(Enum):
     """Nothing came for `idle_seconds`."""
 
 
-class _Watch:
-    """Looks at what passes, and says once that the first token has come."""
-
-    def __init__(self, observer: StreamObserver, on_first_token: Callable[[], None], clock: Clock) -> None:
-        self._observe = observer.feed
-        self._observer = observer
-        self._on_first_token: Callable[[], None] | None = on_first_token
-        self._now = clock.now
-
-    def take(self, piece: bytes) -> bytes:
-        """What of this the client may have now."""
-        out = self._observe(piece, self._now())
-        if self._on_first_token is not None and self._observer.first_token_at is not None:
-            tell, self._on_first_token = self._on_first_token, None
-            tell()
-        return out
-
-
 async def relay_stream(
     response: Response,
     observer: StreamObserver,
     reader: Reader,
-    on_first_token: Callable[[], None],
     clock: Clock,
     *,
     needs_end_mark: bool = True,
 ) -> StreamEnd:
     """Relay until the stream's end, and say which end it was. Of a stream whose end marks are not known
     (`needs_end_mark` False) a body that ends in order is a complete one."""
-    watch = _Watch(observer, on_first_token, clock)
     direct = reader.direct() if isinstance(response, UpstreamResponse) else None
     try:
         if direct is not None and isinstance(response, UpstreamResponse):
-            await _pass_on_directly(response, watch, reader, direct)
+            await _pass_on_directly(response, observer, reader, direct, clock)
         else:
-            await _pass_on(response, watch, reader.write)
+            await _pass_on(response, observer, reader.write, clock)
     except UpstreamError as error:
         was_told = observer.error is not None  # in a whole event: one that is cut off tells nobody anything
         await _write_held(observer, reader.write, clock)
@@ -101,20 +81,22 @@ async def relay_stream(
     return StreamEnd.COMPLETE if marked or not needs_end_mark else StreamEnd.BROKEN_OFF
 
 
-async def _pass_on(response: Response, watch: _Watch, write: Callable[[bytes], Awaitable[None]]) -> None:
+async def _pass_on(
+    response: Response, observer: StreamObserver, write: Callable[[bytes], Awaitable[None]], clock: Clock
+) -> None:
     while piece := await response.read():
-        out = watch.take(piece)
+        out = observer.feed(piece, clock.now())
         if out:
             await write(out)
 
 
 async def _pass_on_directly(
-    response: UpstreamResponse, watch: _Watch, reader: Reader, direct: DirectWriter
+    response: UpstreamResponse, observer: StreamObserver, reader: Reader, direct: DirectWriter, clock: Clock
 ) -> None:
-    take, write_now = watch.take, direct.write_now
+    observe, now, write_now = observer.feed, clock.now, direct.write_now
 
     def pass_on(piece: bytes) -> None:
-        out = take(piece)
+        out = observe(piece, now())
         if out and not write_now(out):
             reader.held_up()
             response.hold()

@@ -44,12 +44,12 @@ class UpstreamResponse:
         "_error",
         "_loop",
         "_pieces",
-        "_sink",
         "_waiter",
         "complete",
         "headers",
         "http_version",
         "reason",
+        "sink",
         "status",
         "unread_bytes",
     )
@@ -66,7 +66,8 @@ class UpstreamResponse:
         self._connection: Http1Connection | None = connection
         self._loop = loop
         self._pieces: deque[bytes] = deque()
-        self._sink: Callable[[bytes], None] | None = None
+        self.sink: Callable[[bytes], None] | None = None
+        """Takes each piece where it arrives; see `pass_to`."""
         self._waiter: Future[None] | None = None
         self._error: Exception | None = None
 
@@ -120,14 +121,14 @@ class UpstreamResponse:
         self.go_on()
         for piece in here:
             sink(piece)
-        self._sink = sink
+        self.sink = sink
         try:
             while not self.complete:
                 if self._error is not None:
                     raise self._error
                 await self._wait()
         finally:
-            self._sink = None
+            self.sink = None
 
     def hold(self) -> None:
         """Take no more from the upstream until told to `go_on`."""
@@ -172,16 +173,21 @@ class UpstreamResponse:
 
     def deliver(self, piece: bytes) -> int:
         """Add a piece and answer how many bytes now wait to be read."""
-        if self._sink is not None:
+        if self.sink is not None:
             try:
-                self._sink(piece)
+                self.sink(piece)
             except Exception as error:
-                self._sink = None
-                self._error = error
+                self.sink_failed(error)
             return 0
         self._pieces.append(piece)
         self.unread_bytes += len(piece)
         return self.unread_bytes
+
+    def sink_failed(self, error: Exception) -> None:
+        """What takes the pieces could not take one: its caller gets the error."""
+        self.sink = None
+        self._error = error
+        self.wake()
 
     def finish(self) -> None:
         """All has come, and the connection is no longer ours."""
@@ -198,7 +204,7 @@ class UpstreamResponse:
     def wake(self) -> None:
         """There is something new: with a sink only the end of the body is."""
         waiter = self._waiter
-        if waiter is not None and (self._sink is None or self.complete or self._error is not None):
+        if waiter is not None and (self.sink is None or self.complete or self._error is not None):
             self._waiter = None
             if not waiter.done():
                 waiter.set_result(None)

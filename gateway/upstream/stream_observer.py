@@ -13,6 +13,7 @@ no usage, no error. Inside a JSON string a quote is always escaped, hence text t
 """
 
 import re
+from collections.abc import Callable
 from typing import Literal
 
 import msgspec
@@ -32,6 +33,7 @@ TEMPLATES_IN_VAIN_MAX = 4
 """Some engines number their events, so no two are alike; after so many useless templates no more are made."""
 
 _PLAIN_TEXT = re.compile(rb'[^"\\\x00-\x1f]+')
+_is_plain = _PLAIN_TEXT.fullmatch
 _TEXT_KEYS: dict[str, tuple[bytes, ...]] = {
     "chat": (b'"content":"', b'"reasoning":"', b'"reasoning_content":"'),
     "completions": (b'"text":"',),
@@ -64,6 +66,7 @@ class StreamObserver:
         "_handed_on",
         "_is_chunked",
         "_last_choice",
+        "_on_first_token",
         "_pieces",
         "_pieces_before_usage",
         "_prefix",
@@ -86,7 +89,10 @@ class StreamObserver:
         "usage",
     )
 
-    def __init__(self, dialect: Dialect, strip_usage: bool) -> None:
+    def __init__(
+        self, dialect: Dialect, strip_usage: bool, on_first_token: Callable[[], None] | None = None
+    ) -> None:
+        """`on_first_token` is called once, before the event with it is passed on."""
         self.first_token_at: int | None = None
         self.last_token_at: int | None = None
         self.token_events = 0
@@ -95,6 +101,7 @@ class StreamObserver:
         self.done = False
         self.error: bytes | None = None
         self.next_number = 0
+        self._on_first_token = on_first_token or _nothing  # let go when told: it may hold us
         self._splitter = EventSplitter()
         self._is_chunked = dialect in ("chat", "completions")
         self._tells_itself = dialect == "transcription"
@@ -139,9 +146,21 @@ class StreamObserver:
     def feed(self, data: bytes, now_ns: int) -> bytes:
         """Look at what has arrived; the answer is what the client may have now."""
         if self._splitter.idle and len(data) <= MAX_EVENT_BYTES:
-            if self._prefix and (repeated := self._repeats_template(data)):
-                self._count_tokens(repeated, self._prefix_pieces, now_ns)
-                return data
+            prefix, suffix = self._prefix, self._suffix
+            if prefix and data.startswith(prefix):
+                if data.endswith(suffix) and _is_plain(data, len(prefix), len(data) - len(suffix)):
+                    # The usual read, of which there are very many: one event, and counted as below.
+                    gap = now_ns - self.last_token_at  # type: ignore[operator]  # templates come from tokens
+                    if gap > self.max_gap_ns:
+                        self.max_gap_ns = gap
+                    self.last_token_at = now_ns
+                    self.token_events += 1
+                    self._pieces += self._prefix_pieces
+                    self._templates_in_vain = 0
+                    return data
+                if repeated := self._repeats_template(data):
+                    self._count_tokens(repeated, self._prefix_pieces, now_ns)
+                    return data
             if data.startswith(b"data: ") and data.find(b"\n") == len(data) - 2 and b"\r" not in data:
                 return b"" if self._observe(data, b"", data[6:-2], now_ns) else data
         events = self._splitter.feed(data)
@@ -264,13 +283,15 @@ class StreamObserver:
     def _count_tokens(self, events: int, pieces: int, now_ns: int) -> None:
         """So many events at this moment, each with so many pieces of text."""
         last = self.last_token_at
-        if last is None:
-            self.first_token_at = now_ns
-        elif now_ns - last > self.max_gap_ns:
+        if last is not None and now_ns - last > self.max_gap_ns:
             self.max_gap_ns = now_ns - last
         self.last_token_at = now_ns
         self.token_events += events
         self._pieces += events * pieces
+        if last is None:
+            self.first_token_at = now_ns
+            tell, self._on_first_token = self._on_first_token, _nothing
+            tell()
 
     def _note_usage(self, reported: object) -> None:
         usage = parse_usage(reported, self.usage)
@@ -317,6 +338,10 @@ class StreamObserver:
                 self._suffix = raw[text.end() :]
                 self._prefix_pieces = pieces
                 return
+
+
+def _nothing() -> None:
+    pass
 
 
 def _says_something(rest: Event) -> bool:

@@ -11,7 +11,7 @@ from gateway.api.app import Gateway
 from gateway.api.configuration import Configuration
 from gateway.api.inference import TenantApp, create_tenant_app
 from gateway.settings import Settings
-from tests.support.scripted_engine import scripted_engine
+from tests.support.scripted_engine import DONE, FINISH, ROLE, plain, scripted_engine, streaming, token
 
 pytestmark = pytest.mark.anyio
 
@@ -48,6 +48,7 @@ async def test_nothing_of_a_request_is_left_to_the_garbage_collector(stream: boo
     async with scripted_engine() as engine:
         upstreams = [{"name": "gpu0", "url": engine.url, "models": ["m"]}]
         gateway = Gateway(Configuration(Settings.model_validate({"upstreams": upstreams})))
+        engine.play = streaming(ROLE, token("one"), token("two"), FINISH, DONE) if stream else plain()
         app = create_tenant_app(await gateway.start())
         try:
             assert await asked(app, stream=stream) == 200

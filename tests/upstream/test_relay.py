@@ -93,7 +93,7 @@ async def relayed(
         feed = feeding(exchange, pieces, error)
         next(feed)  # the head, and the first piece before anybody is there to take it
     relaying = asyncio.ensure_future(
-        relay_stream(response, observer, reader, lambda: None, ManualClock(), needs_end_mark=needs_end_mark)
+        relay_stream(response, observer, reader, ManualClock(), needs_end_mark=needs_end_mark)
     )
     for _ in feed or ():
         await asyncio.sleep(0)
@@ -184,9 +184,8 @@ async def test_the_first_token_is_told_once() -> None:
     response = Pieces([ROLE, ONE, ONE, FINISH, DONE], None)
     await relay_stream(
         response,  # type: ignore[arg-type]
-        StreamObserver("chat", False),
+        StreamObserver("chat", False, lambda: told.append(len(reader.written))),
         reader,
-        lambda: told.append(len(reader.written)),
         ManualClock(),
     )
     assert told == [1]
@@ -197,7 +196,7 @@ async def test_a_slow_reader_holds_the_engine_back() -> None:
     exchange, reader = begin(asyncio.get_running_loop()), Reader(directly=True, slow_after=(2,))
     exchange.connection.data_received(HEAD)
     relaying = asyncio.ensure_future(
-        relay_stream(exchange.response, StreamObserver("chat", False), reader, lambda: None, ManualClock())
+        relay_stream(exchange.response, StreamObserver("chat", False), reader, ManualClock())
     )
     await asyncio.sleep(0)
     for number, piece in enumerate((ROLE, ONE)):
@@ -227,7 +226,6 @@ async def test_what_goes_wrong_in_writing_ends_the_relay() -> None:
             exchange.response,
             StreamObserver("chat", False),
             Broken(directly=True),
-            lambda: None,
             ManualClock(),
         )
     )
