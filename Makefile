@@ -38,10 +38,15 @@ test-long: $(INSTALLED_DEV) ## The random tests at full length: 100,000 steps of
 	LONG_INTERLEAVING_STEPS=100000 CHARGED_REQUESTS=10000 $(VENV_PYTHON) -m pytest --durations=3 \
 		tests/policy/scenarios/test_long_interleaving.py tests/end_to_end/test_charges.py $(ARGS)
 
+.PHONY: fleet-check
+fleet-check: $(INSTALLED_DEV) ## The shared budget of several gateways against a real Valkey, and Redis where there is one
+	FLEET_CHECK=1 $(VENV_PYTHON) -m pytest -rs tests/fleet $(ARGS)
+
 .PHONY: observe-check
 observe-check: $(INSTALLED_DEV) ## Dashboards and alerts against a running gateway and a real Prometheus (Debian: prometheus)
 	$(VENV_PYTHON) -m grafana.generate --check
 	$(VENV)/bin/qos-gateway rules --config config/gateway.yaml --out config/prometheus/rules --check
+	$(VENV_PYTHON) -m config.reference --check
 	OBSERVE_CHECK=1 $(VENV_PYTHON) -m pytest tests/observability $(ARGS)
 
 .PHONY: soak

@@ -16,7 +16,7 @@ from gateway.policy.events import Observer, Order, RatesChanged, RequestEnded
 from gateway.policy.input_estimator import InputEstimator
 from gateway.policy.outcome import Outcome
 from gateway.policy.parameters import MILLITOKENS, PolicyParameters
-from gateway.policy.pool import Pool, serves
+from gateway.policy.pool import Pool
 from gateway.policy.regrouping import first_pools, regrouped
 from gateway.policy.request import PRIORITIES, Ask, Priority, Refusal, Stage, Ticket, Usage
 from gateway.policy.slo_monitor import SloMonitor
@@ -77,7 +77,7 @@ class Admission:
     # ------------------------------------------------------------------ what drivers call
 
     def serves(self, model: str) -> bool:
-        return any(serves(upstream, model) for upstream in self.parameters.upstreams)
+        return self._pool_of(model) is not None
 
     def submit(self, ask: Ask) -> Ticket:
         """Offer a request. Raises RequestTooLong for one that can never be served, KeyError for a model
@@ -269,7 +269,7 @@ class Admission:
 
     def _pool_of(self, model: str) -> Pool | None:
         for pool in self.pools:
-            if any(serves(slots.parameters, model) for slots in pool.slots):
+            if pool.serves(model):
                 return pool
         return None
 

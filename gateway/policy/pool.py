@@ -69,6 +69,10 @@ class Pool:
     def slots(self, slots: list[UpstreamSlots]) -> None:
         self.turns.slots = slots
 
+    def serves(self, model: str) -> bool:
+        known = (model, False) in self._known_routes
+        return known or any(serves(slots.parameters, model) for slots in self.slots)
+
     def route(self, model: str, is_long: bool, avoided: Sequence[UpstreamSlots] = ()) -> Route | None:
         """Where requests for a model may go; None when no upstream here serves it. To `avoided` ones only
         if there are no others."""

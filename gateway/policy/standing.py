@@ -1,6 +1,6 @@
 """What a class or a tenant has left, for those who ask."""
 
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from gateway.policy.events import Seen, SeenUpstream
 from gateway.policy.pool import Pool
@@ -9,8 +9,7 @@ from gateway.policy.tenant_limits import TenantLimits
 from gateway.policy.token_bucket import UNITS_PER_TOKEN
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
+class Standing(NamedTuple):
     """Tokens in the bucket that binds and requests left to make (None: not limited)."""
 
     limit_tokens: int
@@ -40,15 +39,13 @@ def with_tenant(standing: Standing, limits: TenantLimits, tenant: str, now: int)
     """The tenant's own limits bind before those of the class, where it has any."""
     tokens, requests = limits.buckets(tenant, now)
     if tokens is not None:
-        standing = replace(
-            standing,
+        standing = standing._replace(
             limit_tokens=tokens.per_minute,
             remaining_tokens=max(tokens.left, 0),
             full_after_ns=tokens.full_after_ns,
         )
     if requests is not None:
-        standing = replace(
-            standing,
+        standing = standing._replace(
             limit_requests=requests.per_minute,
             remaining_requests=max(requests.left, 0),
             requests_after_ns=requests.full_after_ns,

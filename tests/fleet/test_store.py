@@ -1,0 +1,275 @@
+"""The shared budget against a real Redis and a real Valkey, with everything that can befall them."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from gateway.fleet.contract import Demand, State
+from gateway.fleet.membership import Membership
+from gateway.fleet.standing import Change, FleetRules
+from gateway.fleet.store import KEYS, SharedBudget, StoreFailed
+from tests.support.fleets import BUDGET, ScriptedGateway, demand
+from tests.support.store_servers import BINARIES, StoreServer, store_server
+
+pytestmark = pytest.mark.anyio
+
+RULES = FleetRules(slice_seconds=0.02, call_seconds_max=2.0, retry_seconds=0.02)
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module", params=BINARIES)
+def running(request: pytest.FixtureRequest) -> Iterator[StoreServer]:
+    with store_server(request.param) as server:
+        yield server
+
+
+@pytest.fixture
+def server(running: StoreServer) -> StoreServer:
+    """Empty, writable, without a password."""
+    with running.client() as client:
+        client.flushall()
+        client.script_flush()
+    return running
+
+
+class Replica:
+    def __init__(self, url: str, name: str, asks: Demand, rules: FleetRules = RULES) -> None:
+        self.changes: list[Change] = []
+        self.gateway = ScriptedGateway(asks)
+        self.budget = SharedBudget(url, name, call_seconds_max=rules.call_seconds_max)
+        self.membership = Membership(self.budget, self.gateway, rules, self.changes.append)
+
+    @property
+    def rates(self) -> tuple[int, ...]:
+        return self.gateway.rates
+
+
+@asynccontextmanager
+async def replicas(
+    server: StoreServer, *asks: Demand, rules: FleetRules = RULES
+) -> AsyncIterator[list[Replica]]:
+    """They call when the test says so."""
+    fleet = [Replica(server.url, f"r{i}", each, rules) for i, each in enumerate(asks)]
+    try:
+        yield fleet
+    finally:
+        for replica in fleet:
+            await replica.budget.close()
+
+
+async def slices(fleet: list[Replica], count: int) -> None:
+    for _ in range(count):
+        for replica in fleet:
+            assert await replica.membership.renew()
+
+
+async def test_shares_add_up_on_the_servers_own_time(server: StoreServer) -> None:
+    """Three replicas with uneven demand have all of C, and no more at any moment."""
+    async with replicas(server, demand(1_600_000), demand(300_000), demand(100_000)) as fleet:
+        for _ in range(6):
+            for replica in fleet:
+                await replica.membership.renew()
+                assert sum(sum(r.rates) for r in fleet if r.gateway.share) <= sum(BUDGET)
+        assert sum(sum(r.rates) for r in fleet) == pytest.approx(sum(BUDGET), abs=10)
+        assert [r.membership.share.replicas for r in fleet] == [3, 3, 3]
+        assert [r.membership.share.leads for r in fleet] == [True, False, False]
+
+
+async def test_one_renewal_is_one_call_whatever_is_asked(server: StoreServer) -> None:
+    """The number of calls does not depend on what the gateway carries; the script was loaded once."""
+    async with replicas(server, demand(1)) as fleet:
+        await slices(fleet, 1)
+        with server.client() as client:
+            before = client.info("commandstats")["cmdstat_evalsha"]["calls"]
+            fleet[0].gateway.asks = demand(2_000_000, 2_000_000, 2_000_000)
+            await slices(fleet, 10)
+            stats = client.info("commandstats")
+        assert stats["cmdstat_evalsha"]["calls"] == before + 10
+
+
+async def test_every_key_expires(server: StoreServer) -> None:
+    """Nothing of a fleet that has gone stays."""
+    async with replicas(server, demand(900_000)) as fleet:
+        await slices(fleet, 2)
+        with server.client() as client:
+            keys = client.keys("*")
+            assert {key.rpartition(b":")[2].decode() for key in keys} <= set(KEYS)
+            assert all(0 < client.pttl(key) <= 600_000 for key in keys)
+
+
+async def test_a_dead_replica_is_forgotten_when_its_lease_ends(server: StoreServer) -> None:
+    """By the server's clock; a short lease, so that nobody waits here."""
+    short = FleetRules(lease_seconds=0.3, call_seconds_max=2.0)
+    async with replicas(server, demand(900_000), demand(900_000), rules=short) as fleet:
+        await slices(fleet, 3)
+        dead, alive = fleet
+        until = time.monotonic() + 20
+        while alive.membership.share.replicas > 1 or sum(alive.rates) < sum(BUDGET) - 10:
+            await slices([alive], 1)
+            assert time.monotonic() < until
+        assert sum(dead.rates) > 0  # it did not say so itself
+
+
+async def test_a_leaving_replica_gives_back_at_once(server: StoreServer) -> None:
+    """Rates and lead."""
+    async with replicas(server, demand(900_000), demand(900_000)) as fleet:
+        await slices(fleet, 3)
+        await fleet[0].membership.leave()
+        await slices(fleet[1:], 1)
+        assert sum(fleet[1].rates) == pytest.approx(sum(BUDGET), abs=10)
+        assert fleet[1].membership.share.leads
+
+
+async def test_a_flushed_script_cache_goes_unnoticed(server: StoreServer) -> None:
+    """NOSCRIPT is answered by loading."""
+    async with replicas(server, demand(900_000)) as fleet:
+        await slices(fleet, 2)
+        with server.client() as client:
+            client.script_flush()
+        await slices(fleet, 1)
+        assert not fleet[0].membership.failures
+
+
+async def test_an_emptied_store_grants_nothing_twice(server: StoreServer) -> None:
+    """FLUSHALL under two replicas: never more than C together, and soon all of it again."""
+    async with replicas(server, demand(900_000), demand(900_000)) as fleet:
+        await slices(fleet, 4)
+        with server.client() as client:
+            client.flushall()
+        until = time.monotonic() + 20
+        seen_all = False
+        while not seen_all:
+            for replica in fleet:
+                await replica.membership.renew()
+                assert sum(sum(r.rates) for r in fleet) <= sum(BUDGET)
+            seen_all = sum(sum(r.rates) for r in fleet) >= sum(BUDGET) - 10 and all(
+                r.membership.share.replicas == 2 for r in fleet
+            )
+            assert time.monotonic() < until
+
+
+async def test_a_read_only_server_is_told_and_outlived(server: StoreServer) -> None:
+    """As after a failover, until the address leads to the new primary."""
+    async with replicas(server, demand(900_000)) as fleet:
+        await slices(fleet, 2)
+        before = fleet[0].rates
+        with server.client() as client:
+            client.replicaof("127.0.0.1", 1)
+            try:
+                assert not await fleet[0].membership.renew()
+                assert fleet[0].membership.failures == {"read_only": 1}
+                assert fleet[0].rates == before
+            finally:
+                client.replicaof("no", "one")
+        assert await fleet[0].membership.renew()
+
+
+async def test_a_wrong_password_is_told_without_the_password(server: StoreServer) -> None:
+    """Denied; after it is corrected at the server the next call passes."""
+    async with replicas(server, demand(900_000)) as fleet:
+        await slices(fleet, 2)
+        with server.client() as client:
+            client.config_set("requirepass", "right")
+            try:
+                await fleet[0].budget.close()
+                assert not await fleet[0].membership.renew()
+                other = SharedBudget(f"redis://:wrong-one@127.0.0.1:{server.port}/0", "r9")
+                renewal = fleet[0].membership._standing.renewal(demand(1), 0.0)
+                with pytest.raises(StoreFailed) as failed:
+                    await other.renew(renewal)
+                assert failed.value.reason == "denied"
+                assert "wrong-one" not in str(failed.value)
+                await other.close()
+                assert fleet[0].membership.failures == {"denied": 1}
+            finally:
+                client.config_set("requirepass", "")
+        assert await fleet[0].membership.renew()
+
+
+async def test_a_stopped_server_comes_back_empty(server: StoreServer) -> None:
+    """Shares are held, then local, then shared again; one line for each change of state."""
+    rules = FleetRules(
+        slice_seconds=0.01,
+        lease_seconds=0.4,
+        retry_seconds=0.02,
+        holding_after_seconds=0.1,
+        call_seconds_max=2.0,
+    )
+    async with replicas(server, demand(900_000), demand(100_000), rules=rules) as fleet:
+        await slices(fleet, 5)
+        tasks = [asyncio.create_task(replica.membership.run()) for replica in fleet]
+        try:
+            server.stop()
+            until = time.monotonic() + 30
+            while not all(
+                r.membership.state is State.ALONE and sum(r.rates) == sum(BUDGET) // 2 for r in fleet
+            ):
+                assert not any(task.done() for task in tasks), [t for t in tasks if t.done()]
+                assert sum(sum(r.rates) for r in fleet) <= sum(BUDGET)
+                assert time.monotonic() < until, [(r.membership.share, r.membership.failures) for r in fleet]
+                await asyncio.sleep(0.01)
+            server.start()
+            while not (fleet[0].rates[0] > 500_000 and fleet[1].membership.share.replicas == 2):
+                assert not any(task.done() for task in tasks), [t for t in tasks if t.done()]
+                assert sum(sum(r.rates) for r in fleet) <= sum(BUDGET)
+                assert time.monotonic() < until, [(r.membership.share, r.membership.failures) for r in fleet]
+                await asyncio.sleep(0.01)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        for replica in fleet:
+            told = [change.after for change in replica.changes]
+            assert told == [State.SHARED, State.HOLDING, State.ALONE, State.SHARED]
+            assert replica.changes[1].reason in ("unreachable", "timed_out")
+
+
+async def test_a_hanging_server_holds_a_call_no_longer_than_its_limit(server: StoreServer) -> None:
+    """It times out, others on the loop go on, and after the thaw the next call passes."""
+    rules = FleetRules(call_seconds_max=0.2)
+    async with replicas(server, demand(900_000), rules=rules) as fleet:
+        await slices(fleet, 2)
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            assert not await fleet[0].membership.renew()
+            assert fleet[0].membership.failures == {"timed_out": 1}
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+        until = time.monotonic() + 20
+        while not await fleet[0].membership.renew():
+            assert time.monotonic() < until
+
+
+async def test_the_keys_of_a_fleet_are_in_one_slot_of_a_cluster(tmp_path: Path) -> None:
+    """A server in cluster mode refuses scripts over several slots, and keys that were not named."""
+    nodes = str(tmp_path / "nodes.conf")
+    with store_server("redis", "--cluster-enabled", "yes", "--cluster-config-file", nodes) as server:
+        with server.client() as client:
+            client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+            until = time.monotonic() + 20
+            while client.execute_command("CLUSTER", "INFO").find(b"cluster_state:ok") < 0:
+                assert time.monotonic() < until
+        async with replicas(server, demand(900_000), demand(1)) as fleet:
+            await slices(fleet, 3)
+            await fleet[0].membership.leave()
+
+
+async def test_the_leader_hears_the_signals_of_all(server: StoreServer) -> None:
+    """And nobody else does."""
+    asks = [Demand(pools=demand(9).pools, signals=f"ü{i}") for i in range(3)]
+    async with replicas(server, *asks) as fleet:
+        await slices(fleet, 1)
+        fleet[0].membership._standing._signals_at = float("-inf")
+        await slices(fleet, 1)
+        assert set(fleet[0].gateway.signals) >= {"ü0", "ü1", "ü2"}
+        assert not fleet[1].gateway.signals
