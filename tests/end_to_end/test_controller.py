@@ -13,7 +13,6 @@ from tests.support.scripted_engine import ROLE, ScriptedEngine, held_stream, scr
 pytestmark = pytest.mark.anyio
 
 
-
 @pytest.fixture
 async def engine() -> AsyncIterator[ScriptedEngine]:
     async with scripted_engine() as engine:
