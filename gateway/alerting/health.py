@@ -211,5 +211,5 @@ def _configuration(settings: Settings, job: str) -> Iterator[Alert]:
 def _other_targets(settings: Settings, job: str) -> Iterator[str]:
     promised = promised_classes(settings)
     for name in CLASS_NAMES:
-        differs = f"!= {settings.slo.target:g}" if name in promised else "> 0"
+        differs = f"!= {settings.slo.target!r}" if name in promised else "> 0"
         yield f'qos_gateway_slo_target_ratio{{job="{job}", priority="{name}"}} {differs}'

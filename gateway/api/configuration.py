@@ -50,7 +50,7 @@ def read_configuration(path: Path | None) -> Configuration:
 @dataclass(frozen=True, slots=True)
 class Difference:
     """Names of settings: those that are others now, and those that stay until a restart. `values` has what
-    they were and what they are, `overrides` those of the changed ones that had been set at run time."""
+    the changed ones were and are, `overrides` those of them that had been set at run time."""
 
     changed: tuple[str, ...]
     needs_restart: tuple[str, ...]
@@ -68,8 +68,8 @@ def difference(old: Configuration, new: Configuration) -> Difference:
     if list(old.keys or ()) != list(new.keys or ()) and "keys_file" not in names:
         names.append("keys_file")
     stay = tuple(name for name in names if not {name, name.partition(".")[0]}.isdisjoint(ONLY_AT_START))
-    values = {name: (before.get(name), after.get(name)) for name in names}
-    return Difference(tuple(name for name in names if name not in stay), stay, values)
+    changed = tuple(name for name in names if name not in stay)
+    return Difference(changed, stay, {name: (before.get(name), after.get(name)) for name in changed})
 
 
 def as_far_as_running(old: Settings, new: Settings) -> Settings:

@@ -22,6 +22,7 @@ class Cycle(RequestResponseCycle):
 
     on_gone: Callable[[], None] | None = None
     on_writable: Callable[[], None] | None = None
+    _has_body = True  # HEAD, 204 and 304 have none, whatever is written
 
     # ------------------------------------------------------------------ the request
 
@@ -66,7 +67,9 @@ class Cycle(RequestResponseCycle):
 
     async def finish(self, last: bytes = b"") -> None:
         await self._drained()
-        if self.disconnected:
+        if not self.response_started:
+            self.cut()  # broken off before its head was out: what is left cannot be told
+        if self.disconnected or not self.response_started:
             return
         if last:
             self.write_now(last)
@@ -77,14 +80,15 @@ class Cycle(RequestResponseCycle):
     async def whole(self, status: int, headers: Sequence[Header], body: bytes, length: int | None) -> None:
         await self._drained()
         if not self.disconnected:
-            self.transport.write(self._head(status, headers, length, False) + body)
+            head = self._head(status, headers, length, False)
+            self.transport.write(head + body if self._has_body else head)
             self._complete()
 
     def direct(self) -> "Cycle | None":
         return self if self.chunked_encoding else None
 
     def write_now(self, piece: bytes) -> bool:
-        if not self.disconnected:
+        if not self.disconnected and self._has_body:
             self.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece) if self.chunked_encoding else piece)
         return not self.flow.write_paused
 
@@ -99,9 +103,7 @@ class Cycle(RequestResponseCycle):
 
     def _head(self, status: int, headers: Sequence[Header], length: int | None, close: bool) -> bytes:
         has_body = status not in _STATUSES_WITHOUT_BODY and self.scope["method"] != "HEAD"
-        self.chunked_encoding = length is None and has_body
-        if close:
-            self.keep_alive = False
+        keep_alive = self.keep_alive and not close
         parts = [STATUS_LINE[status]]
         for name, value in self.default_headers:
             parts += (name, b": ", value, b"\r\n")
@@ -114,7 +116,7 @@ class Cycle(RequestResponseCycle):
         elif has_body:
             parts.append(b"transfer-encoding: chunked\r\n")
             lines += 1
-        if not self.keep_alive:
+        if not keep_alive:
             parts.append(b"connection: close\r\n")
             lines += 1
         parts.append(b"\r\n")
@@ -122,6 +124,9 @@ class Cycle(RequestResponseCycle):
         # Counting is the cheapest proof that no value smuggles in a line of its own.
         if head.count(b"\n") != lines or head.count(b"\r") != lines or _CONTROL.search(head):
             raise RuntimeError("a header that cannot be sent")
+        self._has_body = has_body
+        self.chunked_encoding = length is None and has_body
+        self.keep_alive = keep_alive
         self.response_started = True
         self.waiting_for_100_continue = False
         return head

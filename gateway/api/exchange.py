@@ -285,6 +285,8 @@ class Exchange:
             if self._interrupt is None or self.task is None:
                 raise
             self.task.uncancel()
+            if self._interrupt is Interrupt.CLIENT_STALLED:
+                self.reply.cut()
 
     async def _let_upload_end(self) -> None:
         """Take in and drop what the client still sends. To close a socket with unread input is to reset the

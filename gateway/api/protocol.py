@@ -15,6 +15,7 @@ from urllib.parse import unquote
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser, parse_url
 from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from gateway.api.channel import SCOPE_KEY
@@ -26,7 +27,20 @@ HEAD_SECONDS = 30.0
 TIMER_SLACK_SECONDS = 0.002
 """Event loops keep time in milliseconds, so a timer may fire a little before it is due."""
 PIPELINED_MAX = 8
+"""With so many requests waiting behind the one that is served, no more is read."""
+PIPELINED_IN_ONE_READ_MAX = 1000
+"""One read may bring thousands of small ones."""
 _OFFER = frozenset({b"upgrade", b"connection", b"http2-settings"})
+
+
+class _Flow(FlowControl):
+    """Whoever would read on, waits while it is `crowded`."""
+
+    crowded = False
+
+    def resume_reading(self) -> None:
+        if not self.crowded:
+            super().resume_reading()
 
 
 class GatewayProtocol(HttpToolsProtocol):
@@ -35,6 +49,7 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.flow: _Flow = _Flow(transport)
         self._in_head = False
         self._head_since = 0.0
         self._barren_bytes = 0  # read since the last piece of a body, or the end of a head
@@ -59,7 +74,7 @@ class GatewayProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._fault is not None:
             return  # nobody knows where the next request begins
-        self._due = math.inf
+        due, self._due = self._due, math.inf
         while data:
             try:
                 self.parser.feed_data(data)
@@ -76,6 +91,9 @@ class GatewayProtocol(HttpToolsProtocol):
             self._refuse(431, "the header block is too large", "headers_too_large")
         elif self._in_head:
             self._close_at(self._head_since + HEAD_SECONDS)
+        elif self._running is None or self._running.response_complete:
+            # Blank lines, or the rest of a body that nobody waits for: no reason to keep it any longer.
+            self._close_at(min(due, self.loop.time() + self.timeout_keep_alive))
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(400, msg.rstrip("."), "invalid_http")
@@ -83,11 +101,12 @@ class GatewayProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         self.server_state.total_requests += 1
         if not self.transport.is_closing():
-            self.flow.resume_reading()
             if self.pipeline:
                 self._start_asgi_task(*self.pipeline.pop())
             else:
                 self._close_at(self.loop.time() + self.timeout_keep_alive)
+            self.flow.crowded = len(self.pipeline) >= PIPELINED_MAX
+            self.flow.resume_reading()
         if self._fault is not None and not self.transport.is_closing():
             self._refuse(*self._fault)
 
@@ -105,7 +124,10 @@ class GatewayProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_head = False
         self._barren_bytes = 0
-        if self._is_offer():
+        if self._is_offer() or self._fault is not None:
+            return
+        if len(self.pipeline) >= PIPELINED_IN_ONE_READ_MAX:
+            self._refuse(400, "too many requests at once on one connection", "too_many_pipelined")
             return
         cycle = self._new_cycle()
         former, self.cycle = self.cycle, cycle
@@ -114,6 +136,7 @@ class GatewayProtocol(HttpToolsProtocol):
             return
         self.pipeline.appendleft((cycle, self.app))
         if len(self.pipeline) >= PIPELINED_MAX:
+            self.flow.crowded = True
             self.flow.pause_reading()
 
     def on_body(self, body: bytes) -> None:

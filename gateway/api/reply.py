@@ -47,8 +47,10 @@ class Reply:
     ) -> None:
         """The head. Without a `length` the body ends where it ends. `close`: the connection behind it."""
         headers += self._common_headers()
-        self.status = status
+        self.writing_since = self._clock.now()
         await self._channel.start(status, headers, length=length, close=close)
+        self.writing_since = None
+        self.status = status
 
     async def write(self, piece: bytes) -> None:
         self.writing_since = self._clock.now()
@@ -73,10 +75,10 @@ class Reply:
             await self.finish()
             return
         headers += self._common_headers()
-        self.status = status
         self.writing_since = self._clock.now()
         await self._channel.whole(status, headers, body, length)
         self.writing_since = None
+        self.status = status
 
     def direct(self) -> DirectWriter | None:
         """For a stream that has begun: how to write it from a callback, if that can be. Whoever does so says

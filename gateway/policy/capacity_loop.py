@@ -66,7 +66,8 @@ class CapacityLoop:
 
     @property
     def severity(self) -> float | None:
-        return self.law.severity
+        """None while it rests: what the last tick found is old news then."""
+        return None if self.due == NEVER else self.law.severity
 
     # ------------------------------------------------------------------ C0 and settings
 

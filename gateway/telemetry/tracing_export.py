@@ -132,6 +132,7 @@ class _Sender(SpanExporter):
         self._arrives = True
         self._library = _Listening()
         logging.getLogger(_LIBRARY).addFilter(self._library)
+        logging.getLogger("opentelemetry.trace").setLevel(logging.ERROR)  # it quotes clients' odd tracestates
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         made = [

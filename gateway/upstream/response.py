@@ -123,9 +123,11 @@ class UpstreamResponse:
             sink(piece)
         self.sink = sink
         try:
-            while not self.complete:
+            while True:
                 if self._error is not None:
                     raise self._error
+                if self.complete:
+                    return
                 await self._wait()
         finally:
             self.sink = None

@@ -161,7 +161,12 @@ class StreamObserver:
                 if repeated := self._repeats_template(data):
                     self._count_tokens(repeated, self._prefix_pieces, now_ns)
                     return data
-            if data.startswith(b"data: ") and data.find(b"\n") == len(data) - 2 and b"\r" not in data:
+            if (
+                data.startswith(b"data: ")
+                and data.find(b"\n") == len(data) - 2
+                and data.endswith(b"\n\n")
+                and b"\r" not in data
+            ):
                 return b"" if self._observe(data, b"", data[6:-2], now_ns) else data
         events = self._splitter.feed(data)
         if self._strip_usage:

@@ -151,3 +151,32 @@ async def test_an_address_in_full(gateway: GatewayProcess) -> None:
     """A request line as proxies get it leads to the same place."""
     request = post_chat(chat(max_tokens=1)).replace(b"POST /", b"POST http://gateway/", 1)
     assert (await ask(gateway.port, request)).status == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/nothing", CHAT_PATH])
+async def test_a_head_request_that_is_refused_gets_a_head(gateway: GatewayProcess, path: str) -> None:
+    """Its length is told, and no byte of a body follows."""
+    async with RawClient(gateway.port) as client:
+        await client.send(request_head("HEAD", path))
+        status, headers = await client.head()
+        assert status in (404, 405)
+        assert int(dict(headers)["content-length"]) > 0
+        assert await client.rest() == b""
+
+
+async def test_a_flood_of_pipelined_requests_is_not_hoarded(gateway: GatewayProcess) -> None:
+    """So many small ones in one read are answered as far as they were taken, and then told no: one
+    connection cannot fill the memory."""
+    async with RawClient(gateway.port) as client:
+        await client.send(request_head("GET", "/healthz") * 20_000)
+        answered = await client.rest()
+    assert 0 < answered.count(b'{"status":"ok"}') <= 1_100
+    assert answered.count(b"too_many_pipelined") == 1
+
+
+async def test_a_few_more_than_are_read_ahead(gateway: GatewayProcess) -> None:
+    """All of them are answered, in order, on one connection."""
+    async with RawClient(gateway.port) as client:
+        await client.send(request_head("GET", "/healthz") * 50)
+        for _ in range(50):
+            assert (await client.response("GET")).status == 200

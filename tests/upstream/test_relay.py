@@ -212,7 +212,8 @@ async def test_a_slow_reader_holds_the_engine_back() -> None:
     assert reader.written == [ROLE, ONE, FINISH, DONE]
 
 
-async def test_what_goes_wrong_in_writing_ends_the_relay() -> None:
+@pytest.mark.parametrize("ended", [False, True], ids=["in the middle", "with the end behind it"])
+async def test_what_goes_wrong_in_writing_ends_the_relay(ended: bool) -> None:
     """It is not the engine's fault, and not silently dropped."""
 
     class Broken(Reader):
@@ -231,5 +232,7 @@ async def test_what_goes_wrong_in_writing_ends_the_relay() -> None:
     )
     await asyncio.sleep(0)
     exchange.connection.data_received(b"%x\r\n%b\r\n" % (len(ROLE), ROLE))
+    if ended:
+        exchange.connection.data_received(b"0\r\n\r\n")
     with pytest.raises(RuntimeError, match="no"):
         await relaying

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from gateway.upstream.stream_observer import HELD_BYTES_MAX, StreamObserver
 from gateway.upstream.usage import Usage
+from tests.support.scripted_engine import token
 
 DONE = b"data: [DONE]\n\n"
 
@@ -600,3 +601,14 @@ def test_no_value_makes_it_fail(value: object, dialect: Any) -> None:
     observer = StreamObserver(dialect, False)
     assert passed(observer, [data, data]) == data + data
     assert observer.output_tokens_seen >= 0
+
+
+def test_a_read_that_ends_inside_the_next_line_is_no_whole_event() -> None:
+    """However much it looks like one: the client gets every byte, and an error behind it can be read."""
+    observer = StreamObserver("chat", False)
+    observer.feed(ROLE, 1)
+    read = token("one")[:-1] + b"i"
+    assert observer.feed(read, 2) == read
+    assert observer.mid_event
+    observer.feed(b"d: 4\n\n", 3)
+    assert (observer.mid_event, observer.token_events) == (False, 1)
