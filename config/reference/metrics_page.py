@@ -12,8 +12,9 @@ has the process's own: `process_cpu_seconds_total`, `process_resident_memory_byt
 
 * Series of all three classes are there from the start, at 0. What is not known is absent, never −1 or NaN.
 * A histogram appears as `…_bucket`, `…_sum` and `…_count`. Its bounds are vLLM's, and every promised latency.
-* `priority` is P0, P1 or P2. `tenant` and `model` have at most `metrics.max_label_values` values each, the
-  rest share `other`.
+* `priority` is P0, P1 or P2. `tenant` and `model` have at most `metrics.max_label_values` values each
+  besides the configured ones, the rest share `other`. Of their pairs there are at most five times as
+  many: beyond that the model is `other`.
 """
 
 
