@@ -156,11 +156,13 @@ def test_figures_of_a_change_go_when_they_are_old(admission, metrics, clock, scr
 
 
 def test_severity_appears_once_there_is_one(admission, scrape):
-    """Where the law has such a figure and a signal to compute it from."""
+    """Where the law has such a figure and a signal to compute it from, and while the loop ticks."""
     law = SeverityLaw(admission.parameters)
     admission.pools[0].control.law = law
     assert scrape().value("controller_severity") is None
     law.severity = 1.25
+    assert scrape().value("controller_severity") is None, "the loop rests: an old figure"
+    admission.pools[0].control.due = 1
     assert scrape().value("controller_severity") == 1.25
 
 

@@ -79,7 +79,7 @@ def test_page_holds_what_the_catalogue_says(metrics, admission, scrape, ended):
     metrics.ended(ended())
     admission.slo_monitor.record(ended(ended_at=1))
     admission.pools[0].control.law = law = SeverityLaw(admission.parameters)
-    law.severity = 0.7
+    law.severity, admission.pools[0].control.due = 0.7, 1
     metrics.load_page_read("gpu0")
     admission.engine_load_told("gpu0", EngineLoad(waiting=1, kv_usage=0.5))
     metrics.rates_changed(
