@@ -215,8 +215,7 @@ def _add_changes(app: FastAPI, gateway: "Gateway", guard: Guard) -> None:
         But the process stays, and no stream is broken off. There is no way back but a restart."""
         gateway.take_no_more(_operator(request, x_operator))
         admission = gateway.edge.admission
-        upstreams = [*(slots for pool in admission.pools for slots in pool.slots), *admission.leaving]
-        in_flight = sum(slots.in_flight_total for slots in upstreams)
+        in_flight = sum(slots.in_flight_total for slots in admission.at_work)
         return DrainResult(draining=admission.draining, in_flight=in_flight)
 
 

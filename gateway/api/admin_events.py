@@ -14,11 +14,10 @@ from gateway.api.audit import Action
 from gateway.policy.clock import NANOSECONDS_PER_SECOND, to_seconds
 from gateway.policy.events import RatesChanged, RequestEnded
 from gateway.policy.parameters import MILLITOKENS
-from gateway.telemetry.endings import queue_wait_ns
+from gateway.telemetry.endings import milliseconds, queue_wait_ns
 from gateway.telemetry.history import INTERVAL_SECONDS, History, Sample
-from gateway.telemetry.labels import clean
+from gateway.telemetry.labels import REQUEST_ID_LENGTH_MAX, clean
 from gateway.telemetry.recent import Recent, UpstreamChanged
-from gateway.telemetry.request_log import REQUEST_ID_LENGTH_MAX
 
 
 class _Wall:
@@ -156,10 +155,10 @@ def _decision(event: RequestEnded, when: _Wall) -> Decision:
         outcome=event.outcome.value,
         streaming=event.streaming,
         upstream=event.upstream,
-        queue_ms=_milliseconds(queue_wait_ns(event)),
-        ttft_ms=_milliseconds(event.ttft_ns),
-        tpot_ms=_milliseconds(event.tpot_ns),
-        max_gap_ms=_milliseconds(event.max_gap_ns),
+        queue_ms=milliseconds(queue_wait_ns(event)),
+        ttft_ms=milliseconds(event.ttft_ns),
+        tpot_ms=milliseconds(event.tpot_ns),
+        max_gap_ms=milliseconds(event.max_gap_ns),
         duration_ms=(event.ended_at - event.arrived_at) / 1_000_000,
         input_tokens=None if usage is None else usage.input_tokens,
         cached_tokens=None if usage is None else usage.cached_tokens,
@@ -170,10 +169,6 @@ def _decision(event: RequestEnded, when: _Wall) -> Decision:
         by_tenant_limit=event.by_tenant_limit,
         would_be=None if event.would_be is None else event.would_be.value,
     )
-
-
-def _milliseconds(nanoseconds: int | None) -> float | None:
-    return None if nanoseconds is None else nanoseconds // 1000 / 1000
 
 
 # ── history ──────────────────────────────────────────────────────────────────────────────────────────────

@@ -1,5 +1,7 @@
 """The policy as it is at this moment, for `/admin/state`: budgets, queues, places, the controller."""
 
+from collections import Counter
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from gateway import __version__
@@ -31,8 +33,16 @@ def gateway_state(gateway: "Gateway") -> dict[str, Any]:
         "open_to_all": gateway.keys is None,
         "set_at_run_time": list(gateway.set_at_run_time().changed),
         "pools": [_pool(pool, now) for pool in edge.admission.pools],
-        "leaving_in_flight": {slots.name: slots.in_flight_total for slots in edge.admission.leaving},
+        "leaving_in_flight": _leaving(edge.admission.leaving),
     }
+
+
+def _leaving(upstreams: Iterable[UpstreamSlots]) -> dict[str, int]:
+    """Requests in flight by name, which two of them share where one has moved twice."""
+    counts: Counter[str] = Counter()
+    for slots in upstreams:
+        counts[slots.name] += slots.in_flight_total
+    return dict(counts)
 
 
 def _pool(pool: Pool, now: int) -> dict[str, Any]:

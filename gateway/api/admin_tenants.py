@@ -87,7 +87,7 @@ def _waiting(admission: Admission) -> Iterator[Ticket]:
 
 
 def _in_flight(admission: Admission) -> Iterator[Ticket]:
-    for slots in [*(s for pool in admission.pools for s in pool.slots), *admission.leaving]:
+    for slots in admission.at_work:
         yield from slots.leases.values()
 
 

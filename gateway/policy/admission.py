@@ -273,6 +273,11 @@ class Admission:
                 return pool
         return None
 
+    @property
+    def at_work(self) -> list[UpstreamSlots]:
+        """All upstreams in use, and those that still serve what they have begun (perhaps of one name)."""
+        return [*(slots for pool in self.pools for slots in pool.slots), *self.leaving]
+
     def upstream(self, name: str) -> UpstreamSlots:
         return self._slots[name][1]
 

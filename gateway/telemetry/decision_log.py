@@ -28,10 +28,9 @@ from gateway.policy.engine_load import EngineLoad
 from gateway.policy.events import Observer, RatesChanged, RequestEnded, Seen, SeenUpstream
 from gateway.policy.parameters import PolicyParameters
 from gateway.policy.request import PRIORITIES, Ask, Priority, Usage
-from gateway.telemetry.labels import clean
+from gateway.telemetry.labels import REQUEST_ID_LENGTH_MAX, clean
 from gateway.telemetry.log_output import LogOutput
 from gateway.telemetry.log_setup import Stamp
-from gateway.telemetry.request_log import REQUEST_ID_LENGTH_MAX
 from gateway.telemetry.rotating_file import RotatingFile
 
 Write = Callable[[str], None]

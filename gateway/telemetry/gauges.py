@@ -44,7 +44,7 @@ def policy_gauges(admission: Admission, now: int) -> Iterator[Metric]:
         catalogue.QUEUE_DEPTH, (((p.name,), sum(pool.depth(p) for pool in pools)) for p in PRIORITIES)
     )
     yield gauge(catalogue.QUEUE_BYTES, [((), sum(sum(pool.queued_bytes) for pool in pools))])
-    yield gauge(catalogue.IN_FLIGHT, _in_flight([*upstreams, *admission.leaving]))
+    yield gauge(catalogue.IN_FLIGHT, _in_flight(admission.at_work))
     yield gauge(
         catalogue.BUCKET_TOKENS,
         (((p.name,), sum(pool.buckets.level_tokens(p) for pool in pools)) for p in PRIORITIES),

@@ -48,7 +48,7 @@ class History:
         pools, monitor = admission.pools, admission.slo_monitor
         for pool in pools:
             pool.buckets.advance(now)
-        upstreams = [*(slots for pool in pools for slots in pool.slots), *admission.leaving]
+        upstreams = admission.at_work
         severities = [pool.control.severity for pool in pools]
         recent.tick(now)
         self._taken += 1

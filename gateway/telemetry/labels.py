@@ -12,6 +12,7 @@ UNKNOWN = "unknown"
 """Stands for an empty value: the request ended before it was known."""
 
 LENGTH_MAX = 100
+REQUEST_ID_LENGTH_MAX = 128
 
 _ODD = re.compile(r"[^\w./:@+=, -]")
 

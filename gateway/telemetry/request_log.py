@@ -10,12 +10,10 @@ from gateway.policy.events import Observer, RequestEnded
 from gateway.policy.outcome import Outcome
 from gateway.policy.parameters import MILLITOKENS
 from gateway.policy.request import PRIORITIES
-from gateway.telemetry.endings import queue_wait_ns
-from gateway.telemetry.labels import clean
+from gateway.telemetry.endings import milliseconds, queue_wait_ns
+from gateway.telemetry.labels import REQUEST_ID_LENGTH_MAX, clean
 from gateway.telemetry.log_setup import json_lines
 from gateway.telemetry.tracing_context import trace_of
-
-REQUEST_ID_LENGTH_MAX = 128
 
 _CLASS_NAMES = [p.name for p in PRIORITIES]
 
@@ -66,11 +64,11 @@ class RequestLog(Observer):
             "status": self._status_of(outcome) if status is None else status,
             "streaming": event.streaming,
             "upstream": event.upstream,
-            "queue_ms": _milliseconds(queue_wait_ns(event)),
-            "ttft_ms": _milliseconds(event.ttft_ns),
-            "tpot_ms": _milliseconds(event.tpot_ns),
-            "max_gap_ms": _milliseconds(event.max_gap_ns),
-            "duration_ms": _milliseconds(event.ended_at - event.arrived_at),
+            "queue_ms": milliseconds(queue_wait_ns(event)),
+            "ttft_ms": milliseconds(event.ttft_ns),
+            "tpot_ms": milliseconds(event.tpot_ns),
+            "max_gap_ms": milliseconds(event.max_gap_ns),
+            "duration_ms": milliseconds(event.ended_at - event.arrived_at),
             "input_tokens": None if usage is None else usage.input_tokens,
             "cached_tokens": None if usage is None else usage.cached_tokens,
             "output_tokens": None if usage is None else usage.output_tokens,
@@ -93,8 +91,3 @@ def _seldom(event: RequestEnded) -> dict[str, object]:
     if event.requeued:
         said["requeued"] = True
     return said
-
-
-def _milliseconds(nanoseconds: int | None) -> float | None:
-    """To the microsecond; cheaper than rounding a float."""
-    return None if nanoseconds is None else nanoseconds // 1000 / 1000

@@ -36,8 +36,7 @@ from gateway.policy.events import RequestEnded
 from gateway.policy.outcome import Outcome
 from gateway.policy.parameters import MILLITOKENS
 from gateway.policy.request import PRIORITIES
-from gateway.telemetry.labels import clean
-from gateway.telemetry.request_log import REQUEST_ID_LENGTH_MAX
+from gateway.telemetry.labels import REQUEST_ID_LENGTH_MAX, clean
 from gateway.telemetry.tracing_context import SPAN_ID_BITS, EngineCall, Trace, nonzero
 
 FLUSH_SECONDS = 2.0

@@ -313,9 +313,10 @@ class Flowing:
 
 
 async def test_late_probes_while_streams_flow(engine: ScriptedEngine) -> None:
-    """Beside fifty streams every third probe late is never three in a row; all of them late says nothing
+    """Beside fifty streams every third probe late is never so many in a row; all of them late says nothing
     while tokens come; when none come any more, it does, and the streams run on to their ends."""
-    probed = {"health": {"interval_seconds": 0.1, "fail_after": 3}}
+    in_a_row = 8  # a busy machine may stand still for three
+    probed = {"health": {"interval_seconds": 0.1, "fail_after": in_a_row}}
     given = settings(upstream("gpu0", engine.url, **probed), capacity={"tokens_per_second": 1_000_000})
     async with running_gateway(given) as gateway, AsyncExitStack() as stack:
         engine.play = flowing = Flowing()
@@ -326,7 +327,7 @@ async def test_late_probes_while_streams_flow(engine: ScriptedEngine) -> None:
             await client.until(b"x")
         for late in ((False, False, True), (True,)):
             engine.probed = slow = Slow(*late)
-            await eventually(lambda slow=slow: slow.count >= 10)
+            await eventually(lambda slow=slow: slow.count >= 2 * in_a_row)
             assert await is_healthy(gateway)
             assert said(gateway, "upstream is down") == []
         flowing.stopped.set()
