@@ -1,4 +1,5 @@
-# The gateway as an image: packages from the lock file with their hashes, no compiler, no pip, no root.
+# The gateway as an image: packages from a lock file with their hashes, no compiler, no pip, no root. What a
+# shared state (`state: redis://…`) and traces (`tracing.endpoint`) need is in it.
 #
 #   docker build -t qos-gateway:0.1.0 .
 #   docker run --rm -p 127.0.0.1:8000:8000 --read-only --cap-drop ALL qos-gateway:0.1.0
@@ -23,9 +24,9 @@ RUN python3 -m venv /opt/build && python3 -m venv --without-pip /opt/qos-gateway
 ENV PIP_PYTHON=/opt/qos-gateway/bin/python \
     PIP_NO_CACHE_DIR=1 \
     PIP_DISABLE_PIP_VERSION_CHECK=1
-COPY requirements.lock ./
+COPY requirements-image.lock ./
 RUN --mount=type=secret,id=pip_conf,target=/etc/pip.conf \
-    /opt/build/bin/pip install --require-hashes --only-binary :all: -r requirements.lock
+    /opt/build/bin/pip install --require-hashes --only-binary :all: -r requirements-image.lock
 COPY pyproject.toml README.md LICENSE ./
 COPY gateway ./gateway
 RUN /opt/build/bin/pip install --no-index --no-deps --no-build-isolation . \

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-LOCKS = ("requirements.lock", "requirements-dev.lock")
+LOCKS = ("requirements.lock", "requirements-image.lock", "requirements-dev.lock")
 
 _PINNED = re.compile(r"([a-z0-9.-]+)==(\S+)( ; .+)? \\")
 _HASH = re.compile(r"    --hash=sha256:[0-9a-f]{64}( \\)?")
@@ -26,8 +26,9 @@ def test_a_lock_file_is_pins_and_hashes(name: str) -> None:
 
 
 def test_developers_have_what_users_have() -> None:
-    """The development lock is the other one and more, so that what is tested is what runs."""
-    assert _pins("requirements.lock").items() < _pins("requirements-dev.lock").items()
+    """Each lock is the one before it and more, so that what is tested is what runs, in an image too."""
+    plain, image, dev = map(_pins, LOCKS)
+    assert plain.items() < image.items() < dev.items()
 
 
 def test_the_locks_cover_what_the_project_asks_for() -> None:
@@ -36,7 +37,9 @@ def test_the_locks_cover_what_the_project_asks_for() -> None:
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     wanted = {"requirements.lock": project["dependencies"]}
-    wanted["requirements-dev.lock"] = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
+    extras = project["optional-dependencies"]
+    wanted["requirements-image.lock"] = [*project["dependencies"], *extras["redis"], *extras["otel"]]
+    wanted["requirements-dev.lock"] = [*project["dependencies"], *extras["dev"]]
     for lock, requirements in wanted.items():
         names = {re.split(r"[\[<>=;! ]", each)[0].lower().replace("_", "-") for each in requirements}
         assert names <= _pins(lock).keys()

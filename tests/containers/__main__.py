@@ -69,7 +69,7 @@ def _compose_reads_it(report: Report) -> None:
     if not _works("docker", "compose", "version"):
         report.skip("docker compose config", "no docker compose here")
         return
-    for profile in ((), ("--profile", "vllm")):
+    for profile in ((), ("--profile", "vllm"), ("--profile", "redis")):
         words = ["docker", "compose", *profile, "config", "--quiet"]
         ran = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
         report.check(ran.returncode == 0, " ".join(words), ran.stderr.strip())
@@ -127,6 +127,7 @@ def _look_into(root: Path, report: Report) -> None:
     packages = {path.name for path in own.glob("lib/python3*/site-packages/*")}
     report.check("gateway" in packages, "the gateway is in it")
     report.check(not packages & {"pip", "setuptools", "pytest"}, "and nothing that only builds or tests it")
+    report.check({"redis", "hiredis", "opentelemetry"} <= packages, "and what shared state and traces need")
     compiled = any(own.glob("lib/python3*/site-packages/gateway/__pycache__/*.pyc"))
     report.check(compiled, "its modules are compiled, since it cannot write them down when it runs")
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tests.containers.image import ImageConfig
 from tests.containers.pod import Pod, Service, bring_loopback_up
 from tests.containers.report import Report
 from tests.deployment.files import ROOT, compose
+from tests.support.store_servers import binary_of as store_binary
 
 READY_SECONDS_MAX = 60.0
 HEALTH_SECONDS_MAX = 10.0
@@ -39,6 +41,7 @@ def main() -> int:
     pod = Pod(root, image, ROOT / "config", tuple(compose()))
     check_by_itself(pod, image, logs, report)
     check_as_composed(pod, logs, report)
+    check_as_fleet(pod, logs, report)
     return report.failed
 
 
@@ -79,6 +82,48 @@ def check_as_composed(pod: Pod, logs: Path, report: Report) -> None:
     finally:
         for each in running:
             each.kill()
+
+
+def check_as_fleet(pod: Pod, logs: Path, report: Report) -> None:
+    """The two gateways of the profile `redis`. A Valkey of this machine, with the store's options, stands in
+    for its image; and since all is one network here, the second gateway gets ports of its own."""
+    binary = store_binary("valkey")
+    if binary is None:
+        report.skip("two gateways with one state", "no valkey-server here")
+        return
+    services = compose(GATEWAY_CONFIG="compose-redis.yaml", OPERATIONS_TOKEN=TOKEN)
+    ports = {"gateway": 8001, "gateway-2": 8011}
+    others = {"QOS_SERVER__PORT": "8010", "QOS_SERVER__OPERATIONS_PORT": "8011"}
+    store = subprocess.Popen([binary, *services["store"]["command"][1:]], stdout=subprocess.DEVNULL)
+    running: list[Service] = []
+    try:
+        for name in ("mock-gpu", *ports):
+            service = services[name]
+            variables = service.get("environment", {}) | (others if name == "gateway-2" else {})
+            log = logs / f"fleet-{name}.log"
+            running.append(pod.start(log, *service["command"], environment=variables))
+        for name, port in ports.items():
+            share = _eventually(partial(_shares, port), lambda: any(each.ended for each in running))
+            said = (logs / f"fleet-{name}.log").read_text(encoding="utf-8")
+            report.check(share, f"{name} shares its state with one other", "" if share else said[-2000:])
+        for each in reversed(running):
+            _check_end(each, ENDED_BY_SIGTERM, report)
+    finally:
+        for each in running:
+            each.kill()
+        store.kill()
+        store.wait()
+
+
+def _shares(port: int) -> bool:
+    try:
+        answer = httpx.get(
+            f"http://127.0.0.1:{port}/metrics", headers={"authorization": f"Bearer {TOKEN}"}, trust_env=False
+        )
+    except httpx.TransportError:
+        return False
+    shown = ('qos_gateway_fleet_state{state="shared"} 1.0', "qos_gateway_fleet_replicas 2.0")
+    return all(line in answer.text for line in shown)
 
 
 def _becomes_healthy(pod: Pod, service: Service, health: list[str], report: Report) -> bool:

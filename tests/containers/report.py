@@ -6,7 +6,7 @@ from typing import Final
 NEVER_TRIED: Final = (
     "docker itself, and its network between containers",
     "memory and CPU limits (cgroups), seccomp profiles",
-    "the images of Prometheus, Grafana and vLLM",
+    "the images of Prometheus, Grafana, Valkey and vLLM",
 )
 """Whatever tools there are: this check starts processes in the image's files, not containers."""
 

@@ -62,5 +62,5 @@ def test_packages_come_from_the_lock_file_alone() -> None:
     text = (ROOT / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
     installs = [line for line in text.splitlines() if "pip install" in line and not line.startswith("#")]
     locked, own = installs
-    assert "--require-hashes --only-binary :all: -r requirements.lock" in locked
+    assert "--require-hashes --only-binary :all: -r requirements-image.lock" in locked
     assert "--no-index --no-deps" in own

@@ -1,5 +1,8 @@
 """config/kubernetes: against the schemas of Kubernetes, and against what the gateway understands."""
 
+import copy
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ from tests.deployment.files import KUBERNETES, ROOT, arguments, dockerfile, read
 OLDEST, NEWEST = "1.30", kubernetes_validate.latest_version().removesuffix(".0")
 NOT_MANIFESTS = {"kustomization.yaml", "gateway.yaml"}
 MIB = 2**20
+SHARED_STATE = "config/kubernetes/examples/shared-state"
 OWN_MEMORY = 256 * MIB
 """Of a gateway under load, without the bodies of waiting requests."""
 
@@ -220,6 +224,90 @@ def test_full_queues_fit_into_the_memory() -> None:
 
 
 def test_there_is_one_gateway() -> None:
-    """Until budgets can be shared; and it can still be moved to another node."""
+    """Unless several share a budget; and it can still be moved to another node."""
     assert _one("Deployment")["spec"]["replicas"] == 1
     assert _one("PodDisruptionBudget")["spec"]["maxUnavailable"] == 1
+
+
+# ---------------------------------------------------------------------- several gateways
+
+
+def _of_a_fleet() -> dict[str, Any]:
+    """The Deployment with the component's patches, all of which add something."""
+    component = read(f"{SHARED_STATE}/kustomization.yaml")
+    deployment = copy.deepcopy(_one("Deployment"))
+    (replicas,) = component["replicas"]
+    (patch,) = component["patches"]
+    for target in (replicas["name"], patch["target"]["name"]):
+        assert target == deployment["metadata"]["name"]
+    deployment["spec"]["replicas"] = replicas["count"]
+    for operation in yaml.safe_load(patch["patch"]):
+        assert operation["op"] == "add"
+        *way, last = operation["path"].strip("/").split("/")
+        place: Any = deployment
+        for step in way:
+            place = place[int(step) if step.isdigit() else step]
+        if last == "-":
+            place.append(operation["value"])
+        else:
+            place[last] = operation["value"]
+    return deployment
+
+
+@pytest.mark.parametrize("version", [OLDEST, NEWEST])
+def test_a_gateway_of_several_is_what_kubernetes_allows(version: str) -> None:
+    """With all that the component adds."""
+    assert kubernetes_validate.validate(_of_a_fleet(), version, strict=True) == version
+
+
+def test_several_gateways_share_a_state_whose_address_is_secret() -> None:
+    """The Secret is the one that the README's command makes, and what they are told is a valid configuration
+    in which as many are assumed as there are."""
+    deployment = _of_a_fleet()
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    environment = {entry["name"]: entry for entry in container["env"]}
+    secret = environment["QOS_STATE"]["valueFrom"]["secretKeyRef"]
+    readme = (KUBERNETES / "README.md").read_text(encoding="utf-8")
+    assert f"create secret generic {secret['name']} --from-literal={secret['key']}=" in readme
+    told = {name: entry.get("value", "from-the-secret") for name, entry in environment.items()}
+    found = settings(KUBERNETES / "gateway.yaml", told | {"QOS_STATE": "rediss://user:password@store:6379/0"})
+    assert found.fleet.replicas_assumed == deployment["spec"]["replicas"] > 1
+
+
+def test_several_gateways_are_spread_over_nodes() -> None:
+    """By the label that the pods have."""
+    pod = _of_a_fleet()["spec"]["template"]
+    (spread,) = pod["spec"]["topologySpreadConstraints"]
+    assert spread["labelSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+
+
+def test_the_autoscaler_of_gateways_goes_by_their_cpu() -> None:
+    """Of this Deployment, never below two, and the pods say how much CPU is all of it."""
+    scaler = DOCUMENTS["gateway-autoscaler.yaml:qos-gateway"]["spec"]
+    deployment = _one("Deployment")
+    assert scaler["scaleTargetRef"]["kind"] == deployment["kind"]
+    assert scaler["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
+    assert 1 < scaler["minReplicas"] < scaler["maxReplicas"]
+    (metric,) = scaler["metrics"]
+    assert metric["resource"]["name"] in _container()["resources"]["requests"]
+
+
+def test_kustomize_puts_it_together(tmp_path: Path) -> None:
+    """As kubectl would apply it once the line in kustomization.yaml is no comment any longer."""
+    kubectl = shutil.which("kubectl")
+    if kubectl is None:
+        pytest.skip("no kubectl here")
+    folder = tmp_path / "kubernetes"
+    shutil.copytree(KUBERNETES, folder)
+    path = folder / "kustomization.yaml"
+    line = "components: [examples/shared-state]"
+    text = path.read_text(encoding="utf-8")
+    assert f"# {line}" in text
+    path.write_text(text.replace(f"# {line}", line), encoding="utf-8")
+    ran = subprocess.run([kubectl, "kustomize", str(folder)], capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0, ran.stderr
+    (built,) = (each for each in yaml.safe_load_all(ran.stdout) if each["kind"] == "Deployment")
+    wanted = _of_a_fleet()["spec"]
+    assert built["spec"]["replicas"] == wanted["replicas"]
+    for part in ("containers", "topologySpreadConstraints"):
+        assert built["spec"]["template"]["spec"][part] == wanted["template"]["spec"][part]
