@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from grafana.boards import admission, controller, engines, gateway, slo_overview
+from grafana.boards import admission, controller, engines, fleet, gateway, slo_overview
 from grafana.model import Dashboard
 
 FOLDER = Path(__file__).parent / "dashboards"
@@ -19,6 +19,7 @@ DASHBOARDS: tuple[Dashboard, ...] = (
     admission.DASHBOARD,
     controller.DASHBOARD,
     engines.DASHBOARD,
+    fleet.DASHBOARD,
     gateway.DASHBOARD,
 )
 

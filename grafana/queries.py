@@ -43,6 +43,27 @@ def quantile(q: float, by: str, histogram: str, *matchers: str) -> str:
     return f"histogram_quantile({q:g}, {rate(labels, f'{histogram}_bucket', *matchers)})"
 
 
+def weighted(by: str, shares: str, weights: str) -> str:
+    """The mean of shares that every gateway tells by itself, each counting by its weight: the share of all
+    together. `weights` are by (job, instance, priority), as the shares are and maybe by more. Absent where
+    there is no weight."""
+    match = "* on (job, instance, priority) group_left ()"
+    counted = f"sum by ({by}) (({shares} >= bool 0) {match} {weights})"
+    return ratio(f"sum by ({by}) ({shares} {match} {weights})", counted)
+
+
+def kept_at_bound(by: str, histogram: str, bounds: str, *matchers: str, window: str) -> str:
+    """The part of a histogram's values up to a bound of their own, seconds by the labels `by`. It has to be
+    one of the histogram's buckets; then it is exact and adds up over gateways."""
+    # As a label a whole number is written "1.0"; count_values makes it "1".
+    le = f'label_replace(count_values by ({by}) ("le", {bounds}), "le", "$1.0", "le", "([0-9]+)")'
+    within = rate(f"{by}, le", f"{histogram}_bucket", *matchers, window=window)
+    return ratio(
+        f"sum by ({by}) ({within} and on ({by}, le) {le})",
+        rate(by, f"{histogram}_count", *matchers, window=window),
+    )
+
+
 def increase_by_bucket(histogram: str, *matchers: str) -> str:
     """What a heatmap is drawn from."""
     return f"sum by (le) (increase({series(f'{histogram}_bucket', *matchers)}[$__rate_interval]))"

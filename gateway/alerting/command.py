@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+from gateway.alerting.fleet import fleet_groups
 from gateway.alerting.health import health_groups
 from gateway.alerting.model import Group
 from gateway.alerting.promises import promise_groups
@@ -15,7 +16,7 @@ _JOB = re.compile(r"[\w.:/@-]+")
 
 def rule_groups(settings: Settings, job: str) -> tuple[Group, ...]:
     """Recorded ratios come before the alerts that use them."""
-    return (*promise_groups(settings, job), *health_groups(settings, job))
+    return (*promise_groups(settings, job), *health_groups(settings, job), *fleet_groups(job))
 
 
 def rules_text(settings: Settings, job: str, runbook: str) -> str:

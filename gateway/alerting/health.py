@@ -1,5 +1,6 @@
 """Rules that hold for any gateway: is it there, does it refuse, can its controller do its work."""
 
+import re
 from collections.abc import Iterator
 
 from gateway.alerting.model import Alert, Group
@@ -18,7 +19,7 @@ def health_groups(settings: Settings, job: str) -> Iterator[Group]:
     yield Group("qos-gateway-process", tuple(_process(settings, job)))
     yield Group("qos-gateway-refusals", tuple(_refusals(job)))
     yield Group("qos-gateway-controller", tuple(_controller(job)))
-    yield Group("qos-gateway-upstreams", tuple(_upstreams(job)))
+    yield Group("qos-gateway-upstreams", tuple(_upstreams(settings, job)))
     yield Group("qos-gateway-configuration", tuple(_configuration(settings, job)))
 
 
@@ -139,7 +140,9 @@ def _controller(job: str) -> Iterator[Alert]:
     )
     yield Alert(
         name="QosGatewayControllerBlind",
+        # Where gateways share a budget only the leader's law is at work.
         expr=f'qos_gateway_controller_law{{job="{job}", law="severity"}}\n'
+        f"unless on (job, instance) qos_gateway_fleet_leader{of} == 0\n"
         f"unless on (job, instance) last_over_time(qos_gateway_controller_severity{of}[10m])\n"
         "and on (job, instance) (sum by (job, instance) "
         f'(rate(qos_gateway_requests_total{{job="{job}", outcome="completed"}}[10m])) > 0.1)',
@@ -154,7 +157,7 @@ def _controller(job: str) -> Iterator[Alert]:
 # ---------------------------------------------------------------------- engines
 
 
-def _upstreams(job: str) -> Iterator[Alert]:
+def _upstreams(settings: Settings, job: str) -> Iterator[Alert]:
     of = f'{{job="{job}"}}'
     yield Alert(
         name="QosGatewayUpstreamDown",
@@ -173,6 +176,7 @@ def _upstreams(job: str) -> Iterator[Alert]:
         summary="{{ $labels.instance }} has no engine left",
         description="All engines of {{ $labels.instance }} are down; requests wait, then get 503.",
     )
+    yield from _models(settings, job)
     yield Alert(
         name="QosGatewayUpstreamLoadUnknown",
         expr=f"qos_gateway_upstream_load_age_seconds{of} > {LOAD_AGE_SECONDS}",
@@ -182,6 +186,54 @@ def _upstreams(job: str) -> Iterator[Alert]:
         description="Its metrics page was last read {{ $value | humanizeDuration }} ago. Until it can be "
         "read again the gateway goes by its own counts, and does not see other users of the engine.",
     )
+
+
+def _models(settings: Settings, job: str) -> Iterator[Alert]:
+    """Metrics of engines do not name models. Where the configuration says that some models have engines of
+    their own, the health of these tells; else what becomes of requests, once there are any for the model."""
+    of = f'{{job="{job}"}}'
+    one_is_up = f"and on (job, instance) max by (job, instance) (qos_gateway_upstream_healthy{of}) == 1"
+    routes = own_engines(settings)
+    for engines, models in routes.items():
+        names = _in_quotes("|".join(map(re.escape, engines)))
+        yield Alert(
+            name="QosGatewayModelDown",
+            expr="max by (job, instance) (qos_gateway_upstream_healthy"
+            f'{{job="{job}", upstream=~"{names}"}}) == 0\n{one_is_up}',
+            hold="30s",
+            severity="critical",
+            labels={"model": ", ".join(models)},
+            summary="{{ $labels.instance }} has no engine left for {{ $labels.model }}",
+            description=f"Down at {{{{ $labels.instance }}}}: {', '.join(engines)}. Other models are served; "
+            "requests for {{ $labels.model }} wait, then get 503.",
+        )
+    if not routes:
+        yield Alert(
+            name="QosGatewayModelDown",
+            expr="sum by (job, instance, model) (rate(qos_gateway_requests_total"
+            f'{{job="{job}", outcome="rejected_no_upstream"}}[2m])) > 0\n{one_is_up}',
+            hold="3m",
+            severity="critical",
+            summary="{{ $labels.instance }} has no engine left for {{ $labels.model }}",
+            description="For 3 minutes requests for {{ $labels.model }} have got 503 because its engines are "
+            "down, while others of {{ $labels.instance }} are up.",
+        )
+
+
+def _in_quotes(text: str) -> str:
+    """As it stands between double quotes in an expression."""
+    return text.replace("\\", "\\\\").replace('"', '\\"')
+
+
+def own_engines(settings: Settings) -> dict[tuple[str, ...], list[str]]:
+    """Engines that alone serve some models → these models. Without those that all engines serve."""
+    upstreams = settings.upstreams
+    routes: dict[tuple[str, ...], list[str]] = {}
+    for model in sorted({model for each in upstreams for model in each.models} - {"*"}):
+        engines = tuple(each.name for each in upstreams if {"*", model} & set(each.models))
+        if len(engines) < len(upstreams):
+            routes.setdefault(engines, []).append(model)
+    return routes
 
 
 # ---------------------------------------------------------------------- configuration

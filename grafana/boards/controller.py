@@ -3,26 +3,26 @@
 from collections.abc import Iterator
 
 from grafana.model import PRIORITY, Dashboard, Panel, Query, Row, lines, numbers
-from grafana.queries import BY_CLASS, quantile, rate, series, total
+from grafana.queries import BY_CLASS, greatest, quantile, rate, series, total, weighted
 
 
 def _capacity() -> Iterator[Panel | Row]:
     yield Row("Capacity")
     yield lines(
         "Capacity C and its bounds",
-        "What all classes together may use, in weighted tokens a second. The controller keeps it between its "
-        "bounds; at one of them it can do no more.",
+        "What all classes together may use at the chosen gateways, in weighted tokens a second. The "
+        "controller keeps it between its bounds; at one of them it can do no more.",
         "short",
-        Query(total("instance", "capacity_tokens_per_second"), "{{instance}}"),
-        Query(total("instance, bound", "capacity_bound_tokens_per_second"), "{{instance}} {{bound}} limit"),
+        Query(f"sum({series('capacity_tokens_per_second')})", "C"),
+        Query(total("bound", "capacity_bound_tokens_per_second"), "{{bound}} limit"),
         width=16,
         steps=True,
     )
     yield numbers(
         "Law",
-        "Which law sets the rates of each gateway.",
+        "Which law sets the rates, and of how many gateways. Of those that share a state one is at work.",
         "none",
-        Query(series("controller_law"), "{{instance}} {{law}}"),
+        Query(total("law", "controller_law"), "{{law}}"),
         width=8,
         height=8,
     )
@@ -51,7 +51,7 @@ def _signals() -> Iterator[Panel | Row]:
     yield lines(
         "Severity",
         "How near the engines are to breaking a promise: the greatest of the inputs. Above 1 the capacity is "
-        "cut, below 0.8 a cut heals by itself.",
+        "cut, below 0.8 a cut heals by itself. Of gateways that share a state the leader's counts.",
         "none",
         Query(series("controller_severity"), "{{instance}}"),
         Query("vector(1)", "limit"),
@@ -64,11 +64,13 @@ def _signals() -> Iterator[Panel | Row]:
         Query(f"max by (input) ({series('controller_input')})", "{{input}}"),
     )
     attained = series("slo_attainment_ratio", BY_CLASS, 'slo="all"', 'view="dispatch"', 'of="admitted"')
+    streams = rate("job, instance, priority", "upstream_time_to_first_token_seconds_count", BY_CLASS)
     yield lines(
         "Promise kept by the engines",
-        "From dispatch, so without the gateway's own waiting: what the law `compliance` goes by.",
+        "From dispatch, so without the gateway's own waiting: what the law `compliance` goes by. Each "
+        "gateway counts by its streams.",
         "percentunit",
-        Query(f"min by (priority) ({attained})", "{{priority}}"),
+        Query(weighted("priority", attained, streams), "{{priority}}"),
         most=1,
     )
     yield lines(
@@ -99,7 +101,7 @@ def _signals() -> Iterator[Panel | Row]:
         "Memory of the engines",
         "Used part of their KV memory, as far as they tell.",
         "percentunit",
-        Query(series("upstream_kv_usage_ratio"), "{{instance}} {{upstream}}"),
+        Query(greatest("upstream", "upstream_kv_usage_ratio"), "{{upstream}}"),
         most=1,
     )
 

@@ -3,9 +3,20 @@
 from collections.abc import Iterator
 
 from grafana.model import PRIORITY, Dashboard, Panel, Query, Row, heatmap, lines, numbers
-from grafana.queries import BY_CLASS, greatest, increase_by_bucket, quantile, rate, ratio, series
+from grafana.queries import (
+    BY_CLASS,
+    greatest,
+    increase_by_bucket,
+    kept_at_bound,
+    quantile,
+    rate,
+    ratio,
+    series,
+    weighted,
+)
 
 KEPT, MISSED, WHOLE = 'verdict="kept"', 'verdict="missed"', 'slo="all"'
+GAP = "max_token_gap_seconds"
 QUANTILES = (0.5, 0.95, 0.99)
 
 
@@ -17,6 +28,11 @@ def kept_ratio(window: str) -> str:
 def missed_ratio(by: str, *matchers: str, window: str) -> str:
     missed = rate(by, "slo_requests_total", BY_CLASS, *matchers, MISSED, window=window)
     return ratio(missed, rate(by, "slo_requests_total", BY_CLASS, *matchers, window=window))
+
+
+def promised(slo: str) -> str:
+    """Seconds."""
+    return greatest("priority", "slo_target_seconds", BY_CLASS, f'slo="{slo}"')
 
 
 def burn_rate(window: str) -> str:
@@ -84,45 +100,65 @@ def _promise() -> Iterator[Panel | Row]:
         "Part of the requests of each class that missed their time to first token, or per output token.",
         "percentunit",
         Query(missed_ratio("priority, slo", 'slo!="all"', window="5m"), "{{priority}} {{slo}}"),
-        width=12,
         most=1,
     )
-    attained = series("slo_attainment_ratio", BY_CLASS, WHOLE, 'view="arrival"')
+    yield lines(
+        "Largest gap: promise kept",
+        "Part of the served streams of 5 minutes whose longest pause was within `max_gap_seconds`, with the "
+        "target. Nothing where no class is promised one.",
+        "percentunit",
+        Query(kept_at_bound("priority", GAP, promised("max_gap"), BY_CLASS, window="5m"), "{{priority}}"),
+        Query(
+            f"{greatest('priority', 'slo_target_ratio', BY_CLASS)} and on (priority) {promised('max_gap')}",
+            "{{priority}} target",
+        ),
+        least=None,
+        most=1,
+    )
     yield lines(
         "Kept: of the offered and of the admitted",
-        "The gateway's own window (about a minute), the worst gateway. What is lost between the two lines "
-        "was refused or let down; what the lower class loses there buys the promise of the higher.",
+        "The gateways' own windows (about a minute), each counted by its requests. What is lost between the "
+        "two lines was refused or let down; what the lower class loses there buys the promise of the higher.",
         "percentunit",
-        Query(f"min by (priority, of) ({attained})", "{{priority}} of {{of}}"),
-        width=12,
+        Query(_attained("offered", "slo_requests_total", WHOLE), "{{priority}} of {{of}}"),
+        Query(_attained("admitted", "time_to_first_token_seconds_count"), "{{priority}} of {{of}}"),
         most=1,
     )
+
+
+def _attained(of: str, counted: str, *matchers: str) -> str:
+    """Of all gateways together; `counted` are the requests that the share of each stands for."""
+    shares = series("slo_attainment_ratio", BY_CLASS, WHOLE, 'view="arrival"', f'of="{of}"')
+    weights = rate("job, instance, priority", counted, BY_CLASS, *matchers)
+    return weighted("priority, of", shares, weights)
 
 
 def _latency() -> Iterator[Panel | Row]:
     yield Row("Latency of streams")
-    ttft, tpot, gap = "time_to_first_token_seconds", "time_per_output_token_seconds", "max_token_gap_seconds"
+    ttft, tpot = "time_to_first_token_seconds", "time_per_output_token_seconds"
     yield lines(
         "Time to first token",
         "From arrival: what users saw, waiting included. Dashed is what is promised.",
         "s",
         *_quantiles(ttft),
-        Query(greatest("priority", "slo_target_seconds", BY_CLASS, 'slo="ttft"'), "{{priority}} promised"),
+        Query(promised("ttft"), "{{priority}} promised"),
     )
     yield lines(
         "Time per output token",
         "Mean time between the tokens of an answer after its first one. Dashed is what is promised.",
         "s",
         *_quantiles(tpot),
-        Query(greatest("priority", "slo_target_seconds", BY_CLASS, 'slo="tpot"'), "{{priority}} promised"),
+        Query(promised("tpot"), "{{priority}} promised"),
     )
     yield lines(
         "Largest gap",
-        "The longest pause between two chunks of an answer: what a long prompt of somebody else does to it.",
+        "The longest pause between two chunks of an answer: what a long prompt of somebody else does to it. "
+        "Dashed is what is promised, if it is.",
         "s",
-        *_quantiles(gap),
+        *_quantiles(GAP),
+        Query(promised("max_gap"), "{{priority}} promised"),
     )
-    for title, name in (("Time to first token", ttft), ("Time per output token", tpot), ("Largest gap", gap)):
+    for title, name in (("Time to first token", ttft), ("Time per output token", tpot), ("Largest gap", GAP)):
         yield heatmap(
             f"{title}, all of them",
             "How many requests of the chosen classes fell into each bucket.",

@@ -11,8 +11,12 @@ import promql_parser as promql
 from gateway.alerting.command import rule_groups
 from gateway.alerting.model import Alert, Recording
 from gateway.settings import Settings
+from gateway.telemetry.catalogue import CATALOGUE, PREFIX
 from grafana.generate import DASHBOARDS
 from grafana.model import Query
+
+FLEET = PREFIX + "fleet_"
+"""What only a gateway with a shared state shows."""
 
 ROOT = Path(__file__).parents[2]
 RULES_FOLDER = ROOT / "config" / "prometheus" / "rules"
@@ -24,6 +28,8 @@ MADE_BY_PROMETHEUS = ("up", "scrape_duration_seconds")
 """About each target, not read from its page."""
 
 _SPANS = {"$__rate_interval": "1m", "$__range": "5m"}
+VARIABLE = r"\$([a-z_]\w*)"
+"""Grafana's; `$1` is what `label_replace` has found."""
 _KEEPS_LABELS = {"topk", "bottomk"}
 
 
@@ -56,7 +62,7 @@ def without_variables(expr: str) -> str:
     """As Grafana would send it with everything chosen."""
     for variable, span in _SPANS.items():
         expr = expr.replace(variable, span)
-    return re.sub(r"\$\w+", ".*", expr)
+    return re.sub(VARIABLE, ".*", expr)
 
 
 def rule_expressions(settings: Settings) -> Iterator[Expression]:
@@ -73,6 +79,16 @@ def rule_expressions(settings: Settings) -> Iterator[Expression]:
 
 Known = Mapping[str, Set[str]]
 """Name of a series → its labels, with those of its target."""
+
+
+def fleet_as_defined() -> Known:
+    """The series of a fleet as the catalogue has them, for where no store can be had to see them."""
+    return {
+        series: TARGET_LABELS.union(definition.labels, ("le",) if series.endswith("_bucket") else ())
+        for definition in CATALOGUE
+        if definition.name.startswith(FLEET)
+        for series in definition.series_names
+    }
 
 
 def known_with_recorded(known: Known, settings: Settings) -> Known:
@@ -128,6 +144,8 @@ def output_labels(tree: Any, known: Known) -> Set[str]:
             return output_labels(tree.vector_selector, known)
         case promql.AggregateExpr():
             inner = output_labels(tree.expr, known)
+            if str(tree.op) == "count_values":
+                return {*tree.modifier.labels, tree.param.val}
             if tree.modifier is None:
                 return inner if str(tree.op) in _KEEPS_LABELS else frozenset()
             by = set(tree.modifier.labels)
@@ -151,5 +169,7 @@ def _binary_labels(tree: Any, known: Known) -> Set[str]:
     matching = tree.modifier.matching if tree.modifier is not None else None
     if matching is None:
         return left
+    if tree.modifier.card == promql.VectorMatchCardinality.ManyToOne:  # group_left
+        return left | set(tree.modifier.group_labels or ())
     named = set(matching.labels)
     return named if matching.type == promql.LabelModifierType.Include else left - named

@@ -12,7 +12,7 @@ import yaml
 from grafana.generate import FOLDER, differences, files, main
 from grafana.model import Panel, Query, Row, placed
 from grafana.queries import series
-from tests.observability.expressions import ROOT
+from tests.observability.expressions import ROOT, VARIABLE
 
 DASHBOARDS = {name: json.loads(content) for name, content in files().items()}
 Json = dict[str, Any]
@@ -82,7 +82,7 @@ def test_every_variable_is_there_and_used(dashboard: Json) -> None:
     """A query names only variables of its dashboard, and no dashboard has one that nothing asks for."""
     variables = {variable["name"] for variable in dashboard["templating"]["list"]}
     queries = [target["expr"] for panel in panels(dashboard) for target in panel["targets"]]
-    asked = set(re.findall(r"\$(\w+)", " ".join(queries))) - _BUILT_IN
+    asked = set(re.findall(VARIABLE, " ".join(queries))) - _BUILT_IN
     assert asked == variables - {"datasource"}
     assert all('job=~"$job"' in query for query in queries if query != "vector(1)")
 
@@ -90,7 +90,7 @@ def test_every_variable_is_there_and_used(dashboard: Json) -> None:
 def test_dashboards_lead_to_each_other() -> None:
     """All have a stable uid and links to all that share their tag; time and choices go along."""
     assert sorted(d["uid"] for d in DASHBOARDS.values()) == [
-        *("qos-admission", "qos-controller", "qos-engines", "qos-gateway", "qos-slo-overview"),
+        *("qos-admission", "qos-controller", "qos-engines", "qos-fleet", "qos-gateway", "qos-slo-overview"),
     ]
     for dashboard in DASHBOARDS.values():
         (link,) = dashboard["links"]

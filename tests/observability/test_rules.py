@@ -1,5 +1,6 @@
 """The rules as they are made: complete, current, each with a section of the runbook and a test."""
 
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -141,6 +142,33 @@ def test_a_process_is_slow_by_what_the_promises_bear() -> None:
     assert lag(settings(classes={name: {"slo": None} for name in ("P0", "P1")})) == "0.05"
 
 
+def test_models_with_engines_of_their_own_are_watched_by_the_health_of_these() -> None:
+    """One alert for each set of engines that not all models share; models of the same engines have one
+    together. An engine that serves everything is among the engines of each."""
+    engines = {"a.1": ["chat", "write"], "b-2": ["code"], "c": ["code", "chat", "write"]}
+    upstreams = [
+        {"name": name, "url": f"http://{name}:1", "models": models} for name, models in engines.items()
+    ]
+    watched = {a.labels["model"]: a.expr.splitlines()[0] for a in down_models(settings(upstreams=upstreams))}
+    healthy = 'max by (job, instance) (qos_gateway_upstream_healthy{job="qos-gateway", upstream=~"%s"}) == 0'
+    assert watched == {"chat, write": healthy % r"a\\.1|c", "code": healthy % r"b\\-2|c"}
+    upstreams[2]["models"] = ["*"]
+    assert {a.labels["model"] for a in down_models(settings(upstreams=upstreams))} == watched.keys()
+
+
+@pytest.mark.parametrize("models", [["*"], ["chat", "code"]])
+def test_where_all_engines_serve_the_same_the_endings_tell(models: list[str]) -> None:
+    """There is one alert, whose model is that of the requests."""
+    upstreams = [{"name": name, "url": f"http://{name}:1", "models": models} for name in "ab"]
+    (alert,) = down_models(settings(upstreams=upstreams))
+    assert "rejected_no_upstream" in alert.expr
+    assert not alert.labels
+
+
+def down_models(of: Settings) -> list[Alert]:
+    return [alert for alert in alerts(of) if alert.name == "QosGatewayModelDown"]
+
+
 # ---------------------------------------------------------------------- alerts are documented and tested
 
 
@@ -185,6 +213,36 @@ def test_promtool_accepts_rules_and_configuration() -> None:
     ):
         checked = subprocess.run([promtool, *arguments], capture_output=True, text=True, timeout=60)
         assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_promtool_accepts_names_of_engines_with_signs_in_them(tmp_path: Path) -> None:
+    """They stand in a regular expression in a string, so they are escaped twice; the alert finds them."""
+    upstreams = [
+        {"name": n, "url": "http://x:1", "models": [m]} for n, m in (('a.1|"é', "chat"), ("b", "code"))
+    ]
+    (tmp_path / "rules.yml").write_text(rules_text(settings(upstreams=upstreams), JOB, "r"), "utf-8")
+    of = f'{{job="{JOB}", instance="i", upstream=%s}}'
+    series = {'a.1|"é': "0x9", "b": "1x9"}
+    story = {
+        "interval": "1m",
+        "input_series": [
+            {"series": "qos_gateway_upstream_healthy" + of % json.dumps(name), "values": values}
+            for name, values in series.items()
+        ],
+        "promql_expr_test": [
+            {
+                "expr": 'count by (model) (ALERTS{alertname="QosGatewayModelDown", alertstate="firing"})',
+                "eval_time": "5m",
+                "exp_samples": [{"labels": '{model="chat"}', "value": 1}],
+            }
+        ],
+    }
+    (tmp_path / "tests.yml").write_text(
+        yaml.safe_dump({"rule_files": ["rules.yml"], "tests": [story]}), "utf-8"
+    )
+    command = [demanded("promtool"), "test", "rules", str(tmp_path / "tests.yml")]
+    tested = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert tested.returncode == 0, tested.stdout + tested.stderr
 
 
 @pytest.mark.parametrize("path", UNIT_TESTS, ids=lambda path: path.stem)

@@ -5,11 +5,12 @@
         page = await watched.gateway.metrics()
 
 The engine is scripted and says in the end that its memory is nearly full, so the controller cuts the capacity
-by one in a hundred each second, for a minute.
+by one in a hundred each second, for a minute. Where a Valkey can be had the gateway is a fleet of one, so
+that what is shown of fleets can be seen as well.
 """
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 from tests.support.gateway_process import GatewayProcess, running_gateway
@@ -26,6 +27,8 @@ from tests.support.scripted_engine import (
     usage_event,
 )
 from tests.support.scripted_upstream import answer
+from tests.support.store_servers import StoreServer
+from tests.support.store_servers import binary_of as store_binary
 
 KEYS = {
     "sk-first": {"tenant": "first", "default": "P0"},
@@ -51,9 +54,13 @@ def _load_page(kv_usage: float) -> bytes:
 class WatchedGateway:
     gateway: GatewayProcess
     engine: ScriptedEngine
+    shares: bool
+    """Whether it has a store."""
 
     async def traffic(self) -> None:
         """Can be had again. Answers when all of it has left its trace in the metrics."""
+        if self.shares:
+            await eventually(self._reaches_the_store)
         self.engine.play = _ANSWER
         self.engine.metrics_page = _load_page(0.4)
         for name in CLASSES:
@@ -72,6 +79,9 @@ class WatchedGateway:
             await client.send(post_chat(chat(stream=True), [("authorization", f"Bearer {key}"), *headers]))
             assert (await client.response()).status in (200, 429)
 
+    async def _reaches_the_store(self) -> bool:
+        return (await self.gateway.metrics()).total("fleet_state", state="shared") == 1
+
     async def _memory_is_full(self) -> bool:
         return (await self.gateway.metrics()).total("upstream_kv_usage_ratio") > 0.9
 
@@ -81,13 +91,30 @@ class WatchedGateway:
         return cut > 0 and page.total(lags) > 0
 
 
+@contextmanager
+def _store() -> Iterator[StoreServer | None]:
+    binary = store_binary("valkey")
+    if binary is None:
+        yield None
+        return
+    server = StoreServer(binary)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()
+
+
 @asynccontextmanager
 async def watched_gateway() -> AsyncIterator[WatchedGateway]:
-    async with scripted_engine() as engine:
-        engine.metrics_page = _load_page(0.4)
-        settings = {
-            "upstreams": [{"name": "gpu0", "url": engine.url, "load": {"interval_seconds": 0.2}}],
-            "controller": {"law": "severity"},
-        }
-        async with running_gateway(settings, keys=KEYS) as gateway:
-            yield WatchedGateway(gateway, engine)
+    with _store() as store:
+        async with scripted_engine() as engine:
+            engine.metrics_page = _load_page(0.4)
+            settings = {
+                "upstreams": [{"name": "gpu0", "url": engine.url, "load": {"interval_seconds": 0.2}}],
+                "controller": {"law": "severity"},
+                "classes": {"P0": {"slo": {"max_gap_seconds": 5}}},
+                **({} if store is None else {"state": store.url}),
+            }
+            async with running_gateway(settings, keys=KEYS) as gateway:
+                yield WatchedGateway(gateway, engine, shares=store is not None)
