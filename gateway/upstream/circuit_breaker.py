@@ -2,10 +2,12 @@
 
              `failures` failed requests in a row, or failed probes
         ALL ─────────────────────────────────────────────────────▶ NONE ◀─┐
-         ▲                                                          │     │ it fails
-         │ it succeeds                 `open_ns` are over, and the  │     │
+         ▲                                                          │     │ one fails
+         │ one succeeds                `open_ns` are over, and the  │     │
          └──────────────── TRIAL ◀──── probes pass ─────────────────┘     │
-                             └────────────────────────────────────────────┘
+                          │ ▲ │                                           │
+         one request more └─┘ └───────────────────────────────────────────┘
+         at a passed probe
 
 The usual names of the three are closed, open and half-open. An engine may pass its probes and serve nobody,
 so a passed probe alone never leads back to ALL; one that failed its probes must show that it serves again.
@@ -15,7 +17,14 @@ before a trial began is old news: the upstream was no better then, or it would n
 that streams has shown enough with its first token, but one more failure takes that back until a request
 succeeds.
 
-No clock and no waiting in here: times are nanoseconds. Each method answers whether `admits` has changed.
+A trial that does not stream may run for a minute, and says nothing until its end. That is not held against
+everybody else: each probe that passes meanwhile lets one more request in beside it, `failures` of them, and
+from then on one in `open_ns`. So an engine that is alive and answers nobody gets few requests while it hangs,
+in the long run as many as one that fails each of them at once. Passed probes never open it: the first of the
+requests to succeed does, and the first to fail shuts it.
+
+No clock and no waiting in here: times are nanoseconds. Unless they say otherwise the methods answer whether
+`admits` has changed.
 """
 
 from dataclasses import dataclass
@@ -28,7 +37,8 @@ class Admittance(Enum):
     """Which requests an upstream may get."""
 
     ALL = "all"
-    TRIAL = "one at a time"
+    TRIAL = "a few"
+    """One; then one more at a time."""
     NONE = "none"
 
 
@@ -46,6 +56,8 @@ class CircuitBreaker:
         self._failed = 0  # in a row
         self._shut_until = 0
         self._trial_began_at = 0
+        self._added = 0  # requests beside the first one of the trial
+        self._added_at = 0  # the last of them
 
     def reconfigure(self, rules: BreakerRules) -> None:
         """Other rules for the failures to come."""
@@ -89,7 +101,17 @@ class CircuitBreaker:
         if self.admits is not Admittance.NONE or now < self.next_deadline():
             return False
         self._trial_began_at = now
+        self._added = 0
         return self._turn(Admittance.TRIAL)
+
+    def add(self, now: int) -> bool:
+        """A probe has passed while a request is the trial: answers whether one more may go beside it."""
+        enough = self._added >= self._rules.failures and now < self._added_at + self._rules.open_ns
+        if self.admits is not Admittance.TRIAL or enough:
+            return False
+        self._added += 1
+        self._added_at = now
+        return True
 
     def next_deadline(self) -> int:
         """When `advance` has something to do; NEVER if it is not time that is waited for."""

@@ -45,6 +45,10 @@ class Listener(Protocol):
     def admittance_changed(self, name: str, admits: Admittance, why: str) -> None: ...
     def load_told(self, name: str, load: EngineLoad) -> None: ...
     def load_readable(self, name: str, readable: bool, why: str) -> None: ...
+    def is_trial_taken(self, name: str) -> bool:
+        """Whether the one request that it may get on trial is under way."""
+        ...
+
     def is_heard(self, engine: Key, since: int) -> bool:
         """Whether anything of an answer has come from there since then (ns)."""
         ...
@@ -59,9 +63,14 @@ class Engine:
         self._listener = listener
         self._in_use = True
         name = upstream.name
-        self.health = UpstreamHealth(name, settings.breaker, clock, self._admittance_changed)
+        is_trial_taken = partial(listener.is_trial_taken, name)
         is_heard = partial(listener.is_heard, settings.key)
-        self._probe = HealthProbe(upstream, settings.probe, self.health.probed, clock, is_heard)
+        self.health = health = UpstreamHealth(
+            name, settings.breaker, clock, self._admittance_changed, is_trial_taken
+        )
+        self._probe = HealthProbe(
+            upstream, settings.probe, health.probed, health.probe_passed, clock, is_heard
+        )
         self._poller = LoadPoller(upstream, settings.load, listener.load_told, listener.load_readable)
         self._tasks = [asyncio.create_task(self._probe.run()), asyncio.create_task(self._poller.run())]
 

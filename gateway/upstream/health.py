@@ -2,10 +2,13 @@
 
 Life: probed at a steady pace, with hysteresis so that one late answer changes nothing. An upstream counts as
 alive until its first failed probe. Once it has passed a probe it takes `fail_after` failures in a row to
-count it out, and `pass_after` passes in a row to let it in again. A probe that is only late says nothing
-against an engine whose answers come meanwhile: it is busy with them.
+count it out, and `pass_after` passes in a row to let it in again. Before that a no counts at once (nobody
+listens, or the engine is not ready), but an answer that is only late does not: at the start it may be the
+gateway's own machine that is slow. A late probe says nothing at all against an engine whose answers come
+meanwhile: it is busy with them.
 
-Service: how the requests end that it gets; see `circuit_breaker`.
+Service: how the requests end that it gets; see `circuit_breaker`. While one of them is its trial, probes that
+pass let others in beside it.
 """
 
 import asyncio
@@ -43,27 +46,32 @@ class Hysteresis:
     def reconfigure(self, rules: ProbeRules) -> None:
         self._rules = rules
 
-    def result(self, passed: bool) -> bool:
-        """Take in one result; answers whether `healthy` changed."""
+    def result(self, passed: bool, late: bool = False) -> bool:
+        """Take in one result, a failure perhaps only `late`; answers whether `healthy` changed."""
         if passed == self.healthy:
             self._in_a_row = 0
             self._proven = self._proven or passed
             return False
         self._in_a_row += 1
-        needed = self._rules.pass_after if passed else self._rules.fail_after if self._proven else 1
-        if self._in_a_row < needed:
+        if self._in_a_row < self._needed(passed, late):
             return False
         self.healthy = passed
         self._in_a_row = 0
         self._proven = True
         return True
 
+    def _needed(self, passed: bool, late: bool) -> int:
+        if passed:
+            return self._rules.pass_after
+        return self._rules.fail_after if self._proven or late else 1
+
 
 class UpstreamHealth:
     """What one upstream may get, by all that is known of it.
 
-    `on_change(name, admits, why)` is called at every change; `why` is a phrase for the log. When requests
-    were sent (`sent_at`) is told in nanoseconds of the clock.
+    `on_change(name, admits, why)` is called at every change, and with TRIAL again for each further request
+    that may be its trial; `why` is a phrase for the log. `is_trial_taken()` says whether the request that may
+    be the trial is under way. When requests were sent (`sent_at`) is told in nanoseconds of the clock.
     """
 
     def __init__(
@@ -72,12 +80,14 @@ class UpstreamHealth:
         rules: BreakerRules,
         clock: Clock,
         on_change: Callable[[str, Admittance, str], None],
+        is_trial_taken: Callable[[], bool],
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self._name = name
         self._rules = rules
         self._clock = clock
         self._on_change = on_change
+        self._is_trial_taken = is_trial_taken
         self._loop = loop or asyncio.get_running_loop()
         self._breaker = CircuitBreaker(rules)
         self._timer: asyncio.TimerHandle | None = None
@@ -113,6 +123,12 @@ class UpstreamHealth:
         if self._breaker.probed(alive, self._clock.now()):
             self._changed(why)
 
+    def probe_passed(self) -> None:
+        """One more, which changed no mind."""
+        on_trial = self.admits is Admittance.TRIAL
+        if on_trial and self._is_trial_taken() and self._breaker.add(self._clock.now()):
+            self._changed("probe passed while its trial request runs")
+
     def close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
@@ -147,8 +163,9 @@ class _Missed:
 class HealthProbe:
     """Probes one upstream for as long as `run` is awaited.
 
-    `on_change(healthy, why)` is called at every change; `why` is a phrase for the log. `is_heard(since)` says
-    whether anything of an answer has come from the upstream since then (ns).
+    `on_change(healthy, why)` is called at every change; `why` is a phrase for the log. `on_passed()` is
+    called for each probe that passes and changes nothing. `is_heard(since)` says whether anything of an
+    answer has come from the upstream since then (ns).
     """
 
     def __init__(
@@ -156,12 +173,14 @@ class HealthProbe:
         upstream: Upstream,
         rules: ProbeRules,
         on_change: Callable[[bool, str], None],
+        on_passed: Callable[[], None],
         clock: Clock,
         is_heard: Callable[[int], bool],
     ) -> None:
         self._upstream = upstream
         self._rules = rules
         self._on_change = on_change
+        self._on_passed = on_passed
         self._clock = clock
         self._is_heard = is_heard
         self._hysteresis = Hysteresis(rules)
@@ -186,9 +205,12 @@ class HealthProbe:
     async def probe(self) -> None:
         began = self._clock.now()
         missed = await self._ask()
-        excused = missed is not None and missed.late and self.healthy and self._is_heard(began)
-        if self._hysteresis.result(missed is None or excused):
+        late = missed is not None and missed.late
+        excused = late and self.healthy and self._is_heard(began)
+        if self._hysteresis.result(missed is None or excused, late):
             self._on_change(self.healthy, "probe passed" if missed is None else missed.why)
+        elif missed is None and self.healthy:
+            self._on_passed()
 
     async def _ask(self) -> _Missed | None:
         seconds = min(PROBE_SECONDS_MAX, max(self._rules.interval_seconds, 0.1))

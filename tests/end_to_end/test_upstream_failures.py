@@ -248,6 +248,32 @@ async def test_a_stream_as_the_trial(engine: ScriptedEngine) -> None:
             assert (await client.until(END)).endswith(DONE + b"\r\n" + END)
 
 
+async def test_a_long_trial_keeps_nobody_out(engine: ScriptedEngine) -> None:
+    """While a plain answer is made for long, the next probe that passes lets another request in; once that is
+    answered all may come."""
+    probed = {"health": {"interval_seconds": 0.2, "fail_after": 20}}
+    given = settings(
+        upstream("gpu0", engine.url, **probed), circuit_breaker={"failures": FAILURES, "open_seconds": 0.1}
+    )
+    async with running_gateway(given) as gateway, RawClient(gateway.port) as client:
+        engine.play = BROKEN
+        for _ in range(FAILURES):
+            await chats(gateway)
+        engine.play = long = held_plain()
+        await client.send(post_chat(chat(), id="long"))
+        await long.begun.wait()
+        engine.play = plain()
+        assert (await chats(gateway)).status == 200
+        assert await is_healthy(gateway)
+        assert await gateway.in_flight() == 1
+        assert said(gateway, "upstream is back") == [
+            "0.1 s are over; the next request is a trial",
+            "probe passed while its trial request runs; the next request is a trial",
+        ]
+        long.released.set()
+        assert (await client.response()).status == 200
+
+
 async def test_after_failed_probes(engine: ScriptedEngine) -> None:
     """What runs there runs on and is counted on; it is back after a probe and one request. Pages that cost
     nothing can be asked for meanwhile."""

@@ -155,6 +155,42 @@ def test_probes_that_fail_during_the_trial(on_trial: CircuitBreaker) -> None:
     assert on_trial.admits is TRIAL
 
 
+def test_one_more_at_each_passed_probe(on_trial: CircuitBreaker) -> None:
+    """As many beside the trial as it takes failures to shut it, and then one in each such time."""
+    assert [on_trial.add(at) for at in (120, 130, 140, 150, 239)] == [True, True, True, False, False]
+    assert [on_trial.add(at) for at in (240, 250, 339, 345)] == [True, False, False, True]
+    assert on_trial.admits is TRIAL
+
+
+def test_more_only_on_trial(breaker: CircuitBreaker, tripped: CircuitBreaker) -> None:
+    """Where all may come, or none, a passed probe lets nobody in."""
+    assert not breaker.add(50)
+    assert not tripped.add(50)
+    assert (breaker.admits, tripped.admits) == (ALL, NONE)
+
+
+def test_any_of_several_ends_the_trial(on_trial: CircuitBreaker) -> None:
+    """The first that succeeds opens it; the first that fails shuts it, and the others are old news then."""
+    on_trial.add(120)
+    assert on_trial.failed(115, now=130)
+    assert not on_trial.succeeded(121)
+    on_trial.advance(230)
+    on_trial.add(240)
+    assert not on_trial.succeeded(121)
+    assert on_trial.succeeded(241)
+    assert not on_trial.failed(231, now=250)
+    assert on_trial.admits is ALL
+
+
+def test_each_trial_counts_for_itself(on_trial: CircuitBreaker) -> None:
+    """What was let in beside the last one takes nothing from the next."""
+    for at in (120, 130, 140):
+        on_trial.add(at)
+    on_trial.failed(115, now=150)
+    on_trial.advance(250)
+    assert [on_trial.add(at) for at in (251, 252, 253, 254)] == [True, True, True, False]
+
+
 def test_one_failure_may_be_enough() -> None:
     """`failures: 1`."""
     breaker = CircuitBreaker(BreakerRules(failures=1, open_ns=100))
@@ -167,7 +203,7 @@ def test_one_failure_may_be_enough() -> None:
 
 def test_any_life() -> None:
     """Whatever comes in whatever order: each change is told, nothing leads from NONE to ALL but a trial, and
-    where probes pass and time goes on it does not stay at NONE."""
+    where probes pass and time goes on it does not stay at NONE. One more beside a trial changes nothing."""
     seed = random.Random(7)
     seen = set()
     for _ in range(200):
@@ -186,6 +222,9 @@ def test_any_life() -> None:
                 )
             )()
             assert changed == (breaker.admits is not before)
+            after = breaker.admits
+            assert after is TRIAL or not breaker.add(now)
+            assert breaker.admits is after
             if changed:
                 seen.add((before, breaker.admits))
         breaker.probed(True, now)

@@ -37,14 +37,25 @@ ALL, TRIAL, NONE = Admittance.ALL, Admittance.TRIAL, Admittance.NONE
         ("-+-+", False),
         ("-++--", True),
         ("-++---", False),
+        ("~", True),
+        ("~~", True),
+        ("~~~", False),
+        ("~-", False),
+        ("~+~~", True),
+        ("~~+", True),
+        ("+~~~", False),
+        ("-+~", False),
+        ("-++~~", True),
     ],
 )
 def test_probes_in_a_row(results: str, healthy: bool) -> None:
-    """The very first failure counts; after that three failures, or two passes, change the verdict."""
+    """The very first failure counts, unless it is only late (`~`); after that three failures, or two passes,
+    change the verdict."""
     hysteresis = Hysteresis(ProbeRules(fail_after=3, pass_after=2))
     for result in results:
         before = hysteresis.healthy
-        assert hysteresis.result(result == "+") == (hysteresis.healthy != before)
+        changed = hysteresis.result(result == "+", late=result == "~")
+        assert changed == (hysteresis.healthy != before)
     assert hysteresis.healthy is healthy
 
 
@@ -58,8 +69,9 @@ class Watched:
         self.loop = loop
         self.clock = loop.clock
         self.said: list[tuple[Admittance, str]] = []
+        self.taken = False
         rules = BreakerRules(failures, to_nanoseconds(open_seconds))
-        self.health = UpstreamHealth("gpu0", rules, self.clock, self._on_change, loop)
+        self.health = UpstreamHealth("gpu0", rules, self.clock, self._on_change, lambda: self.taken, loop)
 
     def _on_change(self, name: str, admits: Admittance, why: str) -> None:
         assert name == "gpu0"
@@ -126,6 +138,26 @@ def test_probes_and_time_together(loop: VirtualLoop) -> None:
     assert watched.said[2:] == [(NONE, "refused"), (TRIAL, "probe passed")]
 
 
+def test_probes_that_pass_while_it_is_on_trial(loop: VirtualLoop) -> None:
+    """While its place is free they say nothing, be it for long; once it is taken each lets one more in, up to
+    a number."""
+    watched = Watched(loop)
+    watched.fail(2)
+    watched.health.probe_passed()
+    watched.wait(10.1)
+    assert watched.said[1:] == [(TRIAL, "10 s are over")]
+    for _ in range(9):
+        watched.health.probe_passed()
+    assert len(watched.said) == 2
+    watched.taken = True
+    for _ in range(9):
+        watched.health.probe_passed()
+    assert watched.said[2:] == [(TRIAL, "probe passed while its trial request runs")] * 2
+    watched.health.request_succeeded(watched.clock.now())
+    watched.health.probe_passed()
+    assert watched.said[4:] == [(ALL, "its trial request was answered")]
+
+
 def test_when_it_last_served(loop: VirtualLoop) -> None:
     """Answers count, failures and beginnings do not."""
     watched = Watched(loop)
@@ -159,13 +191,18 @@ class Probed:
         self.answer: bytes | None = answer()
         self.heard = False
         self.changes: list[tuple[bool, str]] = []
+        self.passed = 0  # of the probes that changed nothing
         self.probe = HealthProbe(
             engine,
             rules,
             lambda healthy, why: self.changes.append((healthy, why)),
+            self._on_passed,
             SystemClock(),
             self._is_heard,
         )
+
+    def _on_passed(self) -> None:
+        self.passed += 1
 
     def _is_heard(self, since: int) -> bool:
         assert 0 < since < SystemClock().now()
@@ -256,9 +293,14 @@ async def test_an_answer_that_drips() -> None:
     async with asyncio.timeout(20), ScriptedUpstream(drips) as upstream:
         engine = Upstream(UpstreamAddress("gpu0", upstream.url), TransportTimeouts())
         changes: list[str] = []
-        rules = ProbeRules(interval_seconds=0.1)
+        rules = ProbeRules(interval_seconds=0.1, fail_after=1)
         probe = HealthProbe(
-            engine, rules, lambda healthy, why: changes.append(why), SystemClock(), lambda since: False
+            engine,
+            rules,
+            lambda healthy, why: changes.append(why),
+            lambda: None,
+            SystemClock(),
+            lambda since: False,
         )
         await probe.probe()
         assert changes == ["no whole answer from /health within 0.1 s"]
@@ -274,10 +316,41 @@ async def test_a_refused_connection() -> None:
     engine = Upstream(UpstreamAddress("gpu0", url), TransportTimeouts())
     changes: list[bool] = []
     probe = HealthProbe(
-        engine, ProbeRules(), lambda healthy, why: changes.append(healthy), SystemClock(), lambda since: True
+        engine,
+        ProbeRules(),
+        lambda healthy, why: changes.append(healthy),
+        lambda: None,
+        SystemClock(),
+        lambda since: True,
     )
     await probe.probe()
     assert changes == [False]
+
+
+@pytest.mark.anyio
+async def test_late_from_the_start() -> None:
+    """It takes as many as later; one that says no counts at once, also after late ones."""
+    async with probed(fail_after=3) as engine:
+        assert await engine.probes(LATE, LATE)
+        assert not await engine.probes(LATE)
+    async with probed(fail_after=3) as engine:
+        assert await engine.probes(LATE)
+        assert not await engine.probes(BROKEN)
+
+
+@pytest.mark.anyio
+async def test_which_probes_pass() -> None:
+    """Told are those that pass and change nothing: not the one that brings the engine back, no late one that
+    is excused, and none before it is back."""
+    async with probed(fail_after=1, pass_after=2) as engine:
+        engine.heard = True
+        await engine.probes(OK, OK, LATE, OK)
+        assert engine.passed == 3
+        await engine.probes(BROKEN, OK, OK)
+        assert [healthy for healthy, _ in engine.changes] == [False, True]
+        assert engine.passed == 3
+        await engine.probes(OK)
+        assert engine.passed == 4
 
 
 @pytest.mark.anyio
