@@ -17,7 +17,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 Location = tuple[str | int, ...]
 
-SECRET_KEYS: Final = frozenset({"api_key", "operations_token", "sha256", "headers"})
+SECRET_KEYS: Final = frozenset({"api_key", "operations_token", "sha256", "headers", "state"})
 """Settings whose value, or a part of it, may be a secret: a key, a token, a key put in its digest's place."""
 
 _MAY_PRECEDE_A_SECRET: Final = "@?"

@@ -143,6 +143,29 @@ def _is_http_url(value: str) -> bool:
     return value.startswith(("http://", "https://")) and _is_upstream_url(value)
 
 
+def _is_state(value: str) -> bool:
+    if value == "memory":
+        return True
+    if not _is_graphic(value):
+        return False
+    try:
+        parts = urlsplit(value)
+        port_fits = parts.port is None or parts.port > 0
+    except ValueError:
+        return False
+    if parts.query or parts.fragment:
+        return False
+    if parts.scheme == "unix":
+        return parts.path.startswith("/")
+    database = parts.path.removeprefix("/")
+    is_store = parts.scheme in ("redis", "rediss") and bool(parts.hostname)
+    return is_store and port_fits and (not database or database.isdecimal())
+
+
+def _is_fleet_name(value: str) -> bool:
+    return _is_name(value) and not any(brace in value for brace in "{}")
+
+
 def _is_header_value(value: str) -> bool:
     return value.isascii() and value.isprintable() and value == value.strip() != ""
 
@@ -178,6 +201,15 @@ UpstreamUrl = Annotated[
     ),
     AfterValidator(lambda url: url.rstrip("/")),
 ]
+State = Annotated[
+    str,
+    _text(
+        "memory, or the address of a Redis or Valkey: redis://[user:password@]host:port/0, rediss://… with "
+        "TLS, or unix:///path",
+        _is_state,
+    ),
+]
+FleetName = Annotated[str, _text("a name in printable characters without { and }", _is_fleet_name)]
 HttpUrl = Annotated[
     str, _text("http://host:port/path or https://host:port/path without user name and query", _is_http_url)
 ]

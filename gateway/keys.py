@@ -1,7 +1,8 @@
 """The keys that tenants present: a YAML list of SHA-256 digests, never of the keys themselves."""
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Self
 
@@ -78,6 +79,7 @@ class KeyRing:
 
     def __init__(self, entries: Iterable[KeyEntry]) -> None:
         self._entries = {bytes.fromhex(entry.sha256): entry for entry in entries}
+        self.by_tenant = _by_tenant(self._entries.values())
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -85,8 +87,20 @@ class KeyRing:
     def __iter__(self) -> Iterator[KeyEntry]:
         return iter(self._entries.values())
 
+    def __eq__(self, other: object) -> bool:
+        """Whether the same keys may do the same."""
+        return self is other or (isinstance(other, KeyRing) and self._entries == other._entries)
+
     def find(self, presented: bytes) -> KeyEntry | None:
         return self._entries.get(hashlib.sha256(presented).digest())
+
+
+def _by_tenant(entries: Iterable[KeyEntry]) -> Mapping[str, Sequence[KeyEntry]]:
+    """In the order of their names."""
+    found = defaultdict(list)
+    for entry in entries:
+        found[entry.tenant].append(entry)
+    return {name: tuple(found[name]) for name in sorted(found)}
 
 
 def hash_key(key: str) -> str:

@@ -32,6 +32,7 @@ from gateway.config_values import (
     ClassName,
     Count,
     CountOrNull,
+    FleetName,
     Fraction,
     HeaderName,
     HeaderNameList,
@@ -48,6 +49,7 @@ from gateway.config_values import (
     PositiveSecondsOrNull,
     Seconds,
     Secret,
+    State,
     TokensPerSecond,
     TokensPerSecondOrNull,
     UpstreamUrl,
@@ -56,19 +58,12 @@ from gateway.config_values import (
     why_no_certificates,
 )
 
-AVAILABLE_STATES: Final = ("memory",)
-
 SHARE_SUM_TOLERANCE: Final = 1e-6
 """Shares are written in decimals, whose sum in binary is seldom exactly 1."""
 
 _WILDCARD_HOSTS: Final = ("0.0.0.0", "::")
 
 Mode = Literal["enforce", "observe"]
-
-
-def _not_available(key: str, value: object, available: tuple[str, ...] = ("null",)) -> Problem:
-    found = f"found {shown(value)}, which is not available in this version"
-    return Problem((key,), f"{found}; expected {' or '.join(available)}")
 
 
 class ServerSettings(Section):
@@ -368,6 +363,27 @@ class TracingSettings(Section):
     headers: Mapping[HeaderName, HeaderValue] = {}
 
 
+class FleetSettings(Section):
+    """Gateways that share their budget through `state`."""
+
+    name: FleetName = "qos-gateway"
+    replicas_assumed: PositiveCount = 1
+    slice_seconds: PositiveSeconds = 0.1
+    lease_seconds: PositiveSeconds = 10.0
+    call_seconds_max: PositiveSeconds = 0.5
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        refuse(self._problems())
+        return self
+
+    def _problems(self) -> Iterator[Problem]:
+        longest = max(10 * self.slice_seconds, 4 * self.call_seconds_max)
+        if self.lease_seconds < longest:
+            expected = f"at least {longest:g}: ten slices, and four calls that time out"
+            yield Problem(("lease_seconds",), f"found {self.lease_seconds:g}, expected {expected}")
+
+
 class Settings(BaseSettings):
     """The whole configuration. `Settings()` is the defaults; `load_settings` reads file and environment."""
 
@@ -381,7 +397,8 @@ class Settings(BaseSettings):
 
     server: ServerSettings = ServerSettings()
     mode: Mode = "enforce"
-    state: Name = "memory"
+    state: State = Field(default="memory", repr=False)  # an address may hold a password
+    fleet: FleetSettings = FleetSettings()
     decision_log: Path | None = None
     decision_log_max_bytes: PositiveCount = 104_857_600
     decision_log_files: PositiveCount = 5
@@ -417,12 +434,18 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        refuse([*self._missing_features(), *self._upstream_problems(), *self._floor_problems()])
+        refuse([*self._state_problems(), *self._upstream_problems(), *self._floor_problems()])
         return self
 
-    def _missing_features(self) -> Iterator[Problem]:
-        if self.state not in AVAILABLE_STATES:
-            yield _not_available("state", self.state, AVAILABLE_STATES)
+    @property
+    def store_url(self) -> str | None:
+        """Where the state is that several gateways share; None where nothing is shared."""
+        return None if self.state == "memory" else self.state
+
+    def _state_problems(self) -> Iterator[Problem]:
+        if self.store_url and self.decision_log:
+            says = "found a file, expected null: what one gateway of several decides cannot be replayed alone"
+            yield Problem(("decision_log",), says)
 
     def _upstream_problems(self) -> Iterator[Problem]:
         if not self.upstreams:

@@ -45,10 +45,10 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "mock_backend": frozenset({"policy.clock"}),
     "simulator": frozenset({"policy", "mock_backend.gpu_model", *SETTINGS}),
     "calibration": frozenset({"upstream"}),
-    "fleet": frozenset({"policy"}),
+    "fleet": frozenset({"policy", "runtime"}),
     "alerting": frozenset(SETTINGS),
     "demo": frozenset({"policy", "upstream", "mock_backend", "simulator", *SETTINGS}),
-    "api": frozenset({"policy", "runtime", "upstream", "telemetry", "mock_backend", *SETTINGS}),
+    "api": frozenset({"policy", "runtime", "upstream", "telemetry", "mock_backend", "fleet", *SETTINGS}),
     "entry": frozenset(
         {
             *("policy", "runtime", "upstream", "telemetry", "mock_backend", "simulator", "api"),

@@ -35,6 +35,24 @@ def test_a_presented_key_finds_its_entry(load: Any) -> None:
         assert keys.find(wrong) is None
 
 
+def test_the_same_keys_are_equal(load: Any) -> None:
+    """Read twice, in any order, they are the same; another digest or limit makes others of them."""
+    a, b = f"{{id: a, sha256: {A}}}", f"{{id: b, sha256: {B}}}"
+    assert load(f"[{a}, {b}]") == load(f"[{b}, {a}]")
+    assert load(f"[{a}]") != load(f"[{a}, {b}]")
+    assert load(f"[{a}]") != load(f"[{{id: a, sha256: {B}}}]")
+    assert load(f"[{a}]") != load(f"[{{id: a, sha256: {A}, max_in_flight: 1}}]")
+    assert load("[]") != ()
+
+
+def test_tenants_are_in_the_order_of_their_names(load: Any) -> None:
+    keys = load(f"[{{id: a, sha256: {A}, tenant: z}}, {{id: b, sha256: {B}, tenant: c}}]")
+    assert [(name, [entry.id for entry in of]) for name, of in keys.by_tenant.items()] == [
+        ("c", ["b"]),
+        ("z", ["a"]),
+    ]
+
+
 def test_what_is_left_out_of_an_entry(load: Any) -> None:
     """The tenant is the id, the default class normal, the ceiling realtime, all models allowed, no limits."""
     (entry,) = load(f"- {{id: a, sha256: {A}}}")

@@ -435,16 +435,55 @@ def test_operations_away_from_loopback_need_a_token(problems: Any, load: Any) ->
 
 
 @pytest.mark.parametrize(
-    ("text", "key"),
+    "url",
     [
-        ("state: 'redis://localhost:6379/0'", "state"),
+        "redis://localhost:6379/0",
+        "redis://store",
+        "rediss://user:password@store:6380/3",
+        "redis://[::1]:6379",
+        "unix:///run/valkey.sock",
     ],
 )
-def test_what_does_not_exist_yet_is_refused(problems: Any, text: str, key: str) -> None:
-    """A setting that would have no effect is not accepted in silence."""
-    (line,) = problems(text)
-    assert line.startswith(f"{key}: found ")
-    assert "not available in this version" in line
+def test_state_may_be_shared(load: Any, url: str) -> None:
+    """In any Redis or Valkey, with its address as their own clients have it."""
+    settings = load(f"state: '{url}'")
+    assert settings.store_url == url
+    assert "password" not in repr(settings)
+    assert load("").store_url is None
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis",
+        "http://store:6379",
+        "redis://",
+        "redis://store:0",
+        "redis://store/zero",
+        "redis://s/0?x=1",
+        "3",
+    ],
+)
+def test_what_is_no_store_is_refused(problems: Any, url: str) -> None:
+    """In words that say what would be one."""
+    (line,) = problems(f"state: '{url}'")
+    assert line.startswith(
+        "state: found a value that is not shown, expected memory, or the address of a Redis"
+    )
+
+
+def test_fleets_are_told_apart_and_leases_outlast_calls(problems: Any) -> None:
+    """A name that would break the keys' hash tag, and a lease that a few failed calls would end."""
+    (line,) = problems("fleet: {name: 'a}b'}")
+    assert line == 'fleet.name: found "a}b", expected a name in printable characters without { and }'
+    (line,) = problems("fleet: {lease_seconds: 1, call_seconds_max: 0.5}")
+    assert line.startswith("fleet.lease_seconds: found 1, expected at least 2")
+
+
+def test_a_decision_log_of_one_of_several_is_refused(problems: Any, tmp_path: Path) -> None:
+    """It could not be replayed."""
+    (line,) = problems(f"state: redis://store\ndecision_log: {tmp_path / 'log'}")
+    assert line.startswith("decision_log: found a file, expected null")
 
 
 def test_further_paths_are_taken_as_they_are(load: Any) -> None:
@@ -556,7 +595,7 @@ def test_secrets_are_not_printed(load: Any) -> None:
         "upstreams: [{name: a, url: 'http://a:1', api_key: 'hidden value'}]",
         "upstreams: [{name: a, url: 'http://user:hidden@a:1'}]",
         "upstreams: [{name: a, url: 'http://a:1?token=hidden'}]",
-        "state: 'redis://:hidden@localhost:6379/0'",
+        "state: 'redis://:hidden@localhost:6379/zero'",
         "upstreams: [{name: a, api_key: *hidden",
         "upstreams: [{name: a, api_key: 'hidden",
         "upstreams: [{name: a, api_key: !hidden x}]",

@@ -3,13 +3,14 @@
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import msgspec
 from fastapi import Depends, FastAPI, Header, HTTPException, Query, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
 
 from gateway.api import admin_events as events
 from gateway.api import admin_slo, admin_tenants
-from gateway.api.admin_access import NEEDS_TOKEN, Guard
+from gateway.api.admin_access import NEEDS_TOKEN, Guard, address_of
 from gateway.api.admin_settings import ChangeRefused, change_schema, read_change, shown_settings
 from gateway.api.admin_state import gateway_state
 from gateway.api.audit import Operator
@@ -98,11 +99,14 @@ def _add_looks(app: FastAPI, gateway: "Gateway", guard: Guard) -> None:
         "/admin/tenants",
         dependencies=reads,
         summary="Who waits and runs, and has what left",
+        response_model=admin_tenants.Tenants,
         responses=NEEDS_TOKEN,
     )
-    async def tenants(limit: Limit = 100) -> admin_tenants.Tenants:
+    async def tenants(limit: Limit = 100) -> Response:
         edge.gate.advance()
-        return admin_tenants.tenants(edge.admission, gateway.keys or (), limit, edge.clock.now())
+        keys = {} if gateway.keys is None else gateway.keys.by_tenant
+        page = await admin_tenants.tenants(edge.admission, keys, limit)
+        return Response(msgspec.json.encode(page), media_type="application/json")
 
     @app.get("/admin/slo", dependencies=reads, summary="How well each class is served", responses=NEEDS_TOKEN)
     async def slo() -> admin_slo.Promises:
@@ -229,8 +233,7 @@ async def _body(request: Request) -> bytes:
 
 
 def _operator(request: Request, name: str | None) -> Operator:
-    client = request.client
-    return Operator("unknown" if client is None else f"{client.host}:{client.port}", name)
+    return Operator(address_of(request), name)
 
 
 def _refusal(status: int, code: str, refused: ConfigError) -> Response:

@@ -7,6 +7,7 @@ it. The whole is then checked as a file is, by the same code.
 
 import json
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any, Final, NoReturn, get_args
 
 from pydantic import ValidationError
@@ -31,6 +32,8 @@ CHANGEABLE_OF_UPSTREAMS: Final = ("tokens_per_second", "max_in_flight", "max_in_
 NUMBER_MAX: Final = 10**15
 """More tokens or seconds than anybody means; sums of such numbers are still exact."""
 _NAME_LENGTH_MAX: Final = 200
+_PROBLEMS_TOLD_MAX: Final = 20
+"""Of thousands of unknown names nobody reads more, and to look for what each may have meant takes long."""
 
 
 class ChangeRefused(ConfigError):
@@ -110,10 +113,10 @@ def changed_settings(settings: Settings, change: Mapping[str, Any]) -> Settings:
     try:
         return Settings(**tree)
     except ValidationError as error:
-        problems = [
-            (_named(location, settings), says) for location, says in located_problems(error, Settings, tree)
-        ]
+        found = islice(located_problems(error, Settings, tree), _PROBLEMS_TOLD_MAX + 1)
+        problems = [(_named(location, settings), says) for location, says in found]
         lines = [f"{name}: {says}" if name else says for name, says in problems]
+        lines[_PROBLEMS_TOLD_MAX:] = ["and more is wrong"] * (len(lines) > _PROBLEMS_TOLD_MAX)
         raise ChangeRefused(lines, problems[0][0] or None) from None
 
 

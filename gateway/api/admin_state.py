@@ -17,6 +17,7 @@ from gateway.policy_parameters import is_observed
 
 if TYPE_CHECKING:
     from gateway.api.app import Gateway
+    from gateway.api.fleet_member import FleetMember
 
 
 def gateway_state(gateway: "Gateway") -> dict[str, Any]:
@@ -32,8 +33,22 @@ def gateway_state(gateway: "Gateway") -> dict[str, Any]:
         "modes": {p.name: "observe" if is_observed(settings, p) else "enforce" for p in PRIORITIES},
         "open_to_all": gateway.keys is None,
         "set_at_run_time": list(gateway.set_at_run_time().changed),
+        "fleet": _fleet(gateway.fleet),
         "pools": [_pool(pool, now) for pool in edge.admission.pools],
         "leaving_in_flight": _leaving(edge.admission.leaving),
+    }
+
+
+def _fleet(member: "FleetMember | None") -> dict[str, Any] | None:
+    """None where this gateway shares nothing. Rates, limits and the configured capacity below are its part of
+    what all have."""
+    if member is None:
+        return None
+    return {
+        "member": member.name,
+        "state": member.state,
+        "replicas": member.replicas,
+        "leads": member.leads,
     }
 
 
@@ -50,7 +65,7 @@ def _pool(pool: Pool, now: int) -> dict[str, Any]:
     return {
         "models": sorted({model for slots in pool.slots for model in slots.parameters.models}),
         "capacity_tokens_per_second": buckets.capacity / MILLITOKENS,
-        "controller": _controller(pool.control, now),
+        "controller": _controller(pool.control, pool.part_of_budget, now),
         "classes": {
             p.name: {
                 "share": pool.classes[p].share,
@@ -84,13 +99,16 @@ def _upstream(slots: UpstreamSlots, now: int) -> dict[str, Any]:
     }
 
 
-def _controller(control: CapacityLoop, now: int) -> dict[str, Any]:
+def _controller(control: CapacityLoop, part: float, now: int) -> dict[str, Any]:
+    """`part`: what this gateway has of a budget that is shared. Advice and changes are of the whole."""
     advice = control.advice
     return {
         "law": control.law.name,
         "severity": control.severity,
-        "nominal_capacity_tokens_per_second": control.limits.nominal / MILLITOKENS,
-        "floor_tokens_per_second": by_class(control.limits.floors),
+        "nominal_capacity_tokens_per_second": control.limits.nominal * part / MILLITOKENS,
+        "floor_tokens_per_second": {
+            p.name: control.limits.floors[p] * part / MILLITOKENS for p in PRIORITIES
+        },
         "advises_only": control.advises_only,
         "advice": None
         if advice is None

@@ -1,11 +1,12 @@
 """What an operator should hear about a configuration that is legal: it may be a slip."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import structlog
 
 from gateway.api.configuration import Configuration
-from gateway.keys import KeyEntry
+from gateway.keys import KeyEntry, KeyRing
 from gateway.policy.request import PRIORITIES
 from gateway.policy_parameters import is_observed
 from gateway.settings import Settings
@@ -17,18 +18,36 @@ _LIMITS_OF_KEYS = ("tokens_per_minute", "requests_per_minute", "max_in_flight")
 _LIMITS_OF_UPSTREAMS = ("max_in_flight", "max_in_flight_tokens")
 
 
-def warn_about(configuration: Configuration) -> None:
-    settings, keys = configuration.settings, configuration.keys
-    observed = [p.name for p in PRIORITIES if is_observed(settings, p)]
+class Advice(NamedTuple):
+    """A line of the log, and the names and values that stand beside it."""
+
+    says: str
+    about: tuple[tuple[str, Any], ...] = ()
+
+
+def warn(advice: Iterable[Advice]) -> None:
+    for says, about in advice:
+        _log.warning(says, **dict(about))
+
+
+def advice_on(configuration: Configuration, before: Configuration | None = None) -> Sequence[Advice]:
+    """What the configuration `before` it did not call for already: who changes one setting need not hear all
+    of it again."""
+    heard = set() if before is None else set(_all_advice(before.settings, before.keys))
+    return [each for each in _all_advice(configuration.settings, configuration.keys) if each not in heard]
+
+
+def _all_advice(settings: Settings, keys: KeyRing | None) -> Iterator[Advice]:
+    observed = tuple(p.name for p in PRIORITIES if is_observed(settings, p))
     if observed:
-        _log.warning("observe mode: decisions are recorded, nothing is enforced", classes=observed)
+        yield Advice("observe mode: decisions are recorded, nothing is enforced", (("classes", observed),))
     for name in limits_of_zero(settings, keys or ()):
-        _log.warning("this limit is 0: nothing passes", setting=name)
+        yield Advice("this limit is 0: nothing passes", (("setting", name),))
     for upstream in settings.upstreams:
         if upstream.url.startswith("https://") and not upstream.tls_verify:
-            _log.warning("tls_verify is off: whoever answers is taken for it", upstream=upstream.name)
+            yield Advice("tls_verify is off: whoever answers is taken for it", (("upstream", upstream.name),))
     if keys is None:
-        _log.warning("open gateway: no keys_file, so anybody may claim any class")
+        yield Advice("open gateway: no keys_file, so anybody may claim any class")
 
 
 def limits_of_zero(settings: Settings, keys: Iterable[KeyEntry]) -> list[str]:

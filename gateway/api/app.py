@@ -4,7 +4,7 @@ import asyncio
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 from prometheus_client import CollectorRegistry
@@ -12,17 +12,19 @@ from prometheus_client import CollectorRegistry
 from gateway import __version__
 from gateway.api.access import ANYBODY, Access
 from gateway.api.admin_settings import changed_settings
-from gateway.api.advice import warn_about
+from gateway.api.advice import advice_on, warn
 from gateway.api.audit import SIGNAL, AuditTrail, Operator
-from gateway.api.configuration import Configuration, Difference, as_far_as_running, difference
+from gateway.api.configuration import Configuration, Difference, difference
 from gateway.api.edge import Edge
 from gateway.api.endpoints import with_extra_paths
 from gateway.api.engine_settings import engine_settings
 from gateway.api.errors import status_of
 from gateway.api.exchange import Interrupt
+from gateway.api.preparation import Prepared, prepare
 from gateway.api.prompt_reader import PromptReader
 from gateway.api.request_body import BodyLimits
 from gateway.api.request_facts import door_headers
+from gateway.api.upkeep import now_and_then
 from gateway.config_reading import ConfigError
 from gateway.keys import KeyRing
 from gateway.mock_backend.child import MockGpuError, MockGpus
@@ -50,6 +52,9 @@ from gateway.upstream.circuit_breaker import Admittance
 from gateway.upstream.client import Upstream
 from gateway.upstream.engines import Engines, EngineSettings, Key
 from gateway.upstream.retry_budget import RetryBudget
+
+if TYPE_CHECKING:
+    from gateway.api.fleet_member import FleetMember
 
 _log = structlog.get_logger("gateway")
 
@@ -90,6 +95,7 @@ class Gateway:
         self._reloading = asyncio.Lock()
         self._decision_log: DecisionLogFile | None = None
         self._tracing: Tracing | None = None
+        self.fleet: FleetMember | None = None
 
     @property
     def settings(self) -> Settings:
@@ -120,10 +126,24 @@ class Gateway:
         self.edge = self._build_edge(engines)
         engines.take(wanted, _clients(engines, wanted))
         self.history = History(self.edge.admission, self.recent)
-        self._tasks.append(asyncio.create_task(self._drop_stalled_readers()))
-        self._tasks.append(asyncio.create_task(self._keep_history()))
-        warn_about(self.configuration)
+        for work in (
+            now_and_then("stalled readers", self._drop_stalled_readers, self._stall_pause_seconds),
+            now_and_then("history", self._keep_history, lambda: INTERVAL_SECONDS),
+        ):
+            self._tasks.append(asyncio.create_task(work))
+        warn(advice_on(self.configuration))
+        await self._join_fleet()
         return self.edge
+
+    async def _join_fleet(self) -> None:
+        url = self.settings.store_url
+        if url is None:
+            return
+        from gateway.api.fleet_member import FleetMember  # with redis-py, which nobody else needs
+
+        self.fleet = FleetMember(url, self.settings.fleet, self.edge.gate, self._clock)
+        self.fleet.on_call = self.edge.metrics.watch_fleet(self.fleet)
+        await self.fleet.join()
 
     async def reload(self, by: Operator = SIGNAL) -> Difference:
         """Read the configuration again and take it over, all or nothing: nothing that waits or runs is
@@ -154,7 +174,7 @@ class Gateway:
         async with self._reloading:
             try:
                 self._check_may_change()
-                settings = changed_settings(self.settings, change)
+                settings = await asyncio.to_thread(changed_settings, self.settings, change)
                 found = await self._take_over(replace(self.configuration, settings=settings))
             except ConfigError as error:
                 self.trail.record("settings", by, reason=str(error))
@@ -167,11 +187,11 @@ class Gateway:
         process stays, and none is broken off."""
         if not self.edge.admission.draining:
             self.trail.record("drain", by)
-            self.edge.gate.drain()
+            self._refuse_all()
 
     async def drain(self) -> None:
         """Refuse what waits and what comes; let streams end until `drain_seconds`, then break them off."""
-        self.edge.gate.drain()
+        self._refuse_all()
         running = [exchange.task for exchange in self.edge.active if exchange.task is not None]
         try:
             if running:
@@ -180,10 +200,17 @@ class Gateway:
             for exchange in list(self.edge.active):
                 exchange.interrupt(Interrupt.SHUTDOWN)
 
+    def _refuse_all(self) -> None:
+        self.edge.gate.drain()
+        if self.fleet is not None:
+            self.fleet.leave_off()
+
     async def stop(self) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self.fleet is not None:
+            await self.fleet.leave()
         self.edge.gate.close()
         self.edge.prompt_reader.close()
         await self.edge.engines.aclose()
@@ -213,55 +240,46 @@ class Gateway:
 
     async def _take_over(self, new: Configuration) -> Difference:
         """Everything that can fail comes first. Raises ConfigError, and nothing has changed then."""
-        found = difference(self.configuration, new)
-        settings = as_far_as_running(self.settings, new.settings)
-        new = replace(new, settings=settings)
-        self._try_out(new)
+        in_force = self.edge.admission.parameters
+        ready = await asyncio.to_thread(prepare, self.configuration, new, in_force, self._clock)
         engines, mock_gpus = self.edge.engines, self._mock_gpus
         assert mock_gpus is not None
         try:
-            wanted = await engine_settings(settings, mock_gpus)
+            wanted = await engine_settings(ready.configuration.settings, mock_gpus)
             clients = _clients(engines, wanted)
         except (MockGpuError, ConfigError) as error:
             await mock_gpus.stop_all_but(engines.keys)
             if isinstance(error, ConfigError):
                 raise
             raise ConfigError([f"upstreams: {error}"]) from error
-        self._take(new, wanted, clients)
+        self._take(ready, wanted, clients)
         self._tasks = [task for task in self._tasks if not task.done()]
         if engines.anybody_leaves:
             self._tasks.append(asyncio.create_task(self._let_engines_go()))
-        return found
+        return ready.found
 
-    def _try_out(self, new: Configuration) -> None:
-        """Figures that are each allowed may still be too large together."""
-        try:
-            Admission(policy_parameters(new.settings, new.keys or ()), self._clock)
-        except ArithmeticError as error:
-            raise ConfigError([f"these figures cannot be reckoned with: {error}"]) from error
-
-    def _take(
-        self, new: Configuration, wanted: list[EngineSettings], clients: Mapping[Key, Upstream]
-    ) -> None:
+    def _take(self, ready: Prepared, wanted: list[EngineSettings], clients: Mapping[Key, Upstream]) -> None:
         """From one configuration to the other within one turn of the event loop."""
+        new = ready.configuration
         old, self.configuration = self.configuration, new
         if old.settings.logging != new.settings.logging:
             configure_logging(new.settings.logging.level, new.settings.logging.format)
             self._request_log.take_logging()
             self._change_log.take_logging()
         edge, settings = self.edge, new.settings
-        edge.metrics.know_tenants(entry.tenant for entry in self._keys)
+        edge.metrics.know_tenants(ready.new_tenants)
         edge.retries.reconfigure(settings.upstream_retry_budget)
         edge.prompt_reader.tokenizers = new.tokenizers
+        if ready.access is not None:
+            edge.access = ready.access
         self._take_rules(edge)
-        edge.gate.reconfigure(policy_parameters(settings, self._keys))
+        edge.gate.reconfigure(ready.parameters)
         edge.engines.take(wanted, clients)
-        warn_about(new)
+        warn(ready.advice)
 
     def _take_rules(self, edge: Edge) -> None:
         """What the door goes by."""
         settings = self.settings
-        edge.access = Access(self.configuration.keys)
         edge.rules = classification_rules(settings)
         edge.priority_headers = frozenset(name.lower().encode() for name in settings.classification.header)
         edge.door_headers = door_headers(edge.priority_headers)
@@ -309,6 +327,7 @@ class Gateway:
             tracing=tracing,
             random=self._random,
         )
+        edge.access = Access(self.configuration.keys)
         self._take_rules(edge)
         return edge
 
@@ -372,25 +391,26 @@ class Gateway:
         else:
             _log.warning("the engine's load is not known: own counts only", upstream=name, reason=why)
 
+    def is_trial_taken(self, name: str) -> bool:
+        return not self.edge.admission.upstream(name).usable
+
     def is_heard(self, engine: Key, since: int) -> bool:
         return self.edge.is_heard(engine, since)
 
     # ------------------------------------------------------------------ now and then
 
-    async def _keep_history(self) -> None:
-        while True:
-            self.history.take(self._clock.now())
-            await asyncio.sleep(INTERVAL_SECONDS)
+    def _keep_history(self) -> None:
+        self.history.take(self._clock.now())
 
-    async def _drop_stalled_readers(self) -> None:
-        while True:
-            limit = self.settings.server.write_idle_seconds
-            await asyncio.sleep(limit / _STALL_CHECKS)
-            oldest = self._clock.now() - to_nanoseconds(limit)
-            for exchange in list(self.edge.active):
-                since = exchange.reply.writing_since
-                if since is not None and since <= oldest:
-                    exchange.interrupt(Interrupt.CLIENT_STALLED)
+    def _stall_pause_seconds(self) -> float:
+        return self.settings.server.write_idle_seconds / _STALL_CHECKS
+
+    def _drop_stalled_readers(self) -> None:
+        oldest = self._clock.now() - to_nanoseconds(self.settings.server.write_idle_seconds)
+        for exchange in list(self.edge.active):
+            since = exchange.reply.writing_since
+            if since is not None and since <= oldest:
+                exchange.interrupt(Interrupt.CLIENT_STALLED)
 
 
 def _clients(engines: Engines, wanted: list[EngineSettings]) -> Mapping[Key, Upstream]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ ONLY_AT_START: Final = (
     "server.operations_port",
     "server.operations_token",
     "state",
+    "fleet",
     "decision_log",
     "decision_log_max_bytes",
     "decision_log_files",
@@ -43,6 +45,11 @@ def read_configuration(path: Path | None) -> Configuration:
     missing = None if settings.tracing is None else why_no_export()
     if missing is not None:
         raise ConfigError([f"{path or 'settings'}: tracing: found a mapping, but {missing}"])
+    if settings.store_url and find_spec("redis") is None:
+        says = (
+            "found the address of a store, but the package redis is missing: pip install 'qos-gateway[redis]'"
+        )
+        raise ConfigError([f"{path or 'settings'}: state: {says}"])
     keys = None if settings.keys_file is None else load_keys(settings.keys_file)
     return Configuration(settings, keys, load_tokenizers(settings.tokenizers, path))
 
@@ -60,12 +67,14 @@ class Difference:
 
 def difference(old: Configuration, new: Configuration) -> Difference:
     before, after = _flat(old.settings), _flat(new.settings)
+    _mark_empty_sections(before, beside=after)
+    _mark_empty_sections(after, beside=before)
     names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
     one_sided = {u.name for u in old.settings.upstreams} ^ {u.name for u in new.settings.upstreams}
     for upstream in sorted(one_sided):
         whole = f"upstreams.{upstream}"
         names = [name for name in names if not name.startswith(whole + ".")] + [whole]
-    if list(old.keys or ()) != list(new.keys or ()) and "keys_file" not in names:
+    if old.keys != new.keys and "keys_file" not in names:
         names.append("keys_file")
     stay = tuple(name for name in names if not {name, name.partition(".")[0]}.isdisjoint(ONLY_AT_START))
     changed = tuple(name for name in names if name not in stay)
@@ -85,6 +94,14 @@ def as_far_as_running(old: Settings, new: Settings) -> Settings:
 
 def _flat(settings: Settings) -> dict[str, Any]:
     return dict(_leaves((), settings.model_dump()))
+
+
+def _mark_empty_sections(leaves: dict[str, Any], beside: Mapping[str, Any]) -> None:
+    """A section with nothing but nulls in it is not the same as null: beside null it is {} here."""
+    for name in [name for name, value in beside.items() if value is None and name not in leaves]:
+        inside = [value for each, value in leaves.items() if each.startswith(name + ".")]
+        if inside and all(value is None for value in inside):
+            leaves[name] = {}
 
 
 def _leaves(path: tuple[str, ...], tree: Any) -> Iterator[tuple[str, Any]]:

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from fastapi import Depends, FastAPI, Header
-from fastapi.responses import Response
+from fastapi.responses import JSONResponse, Response
 
 from gateway import __version__
 from gateway.api.admin import add_admin
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 def create_operations_app(gateway: "Gateway", token: str | None) -> FastAPI:
     """With a token, everything but the health paths and the page without its figures wants it as
     `Authorization: Bearer TOKEN`."""
-    app = FastAPI(title="qos-gateway operations", version=__version__, docs_url=None, redoc_url=None)
-    guard = Guard(token)
+    app = FastAPI(title="qos-gateway operations", version=__version__, openapi_url=None)
+    guard = Guard(token, gateway.edge.clock)
     add_health(app, gateway.edge)
     answer_in_openai_shape(app)
 
@@ -35,6 +35,10 @@ def create_operations_app(gateway: "Gateway", token: str | None) -> FastAPI:
     async def metrics(accept: str | None = Header(default=None)) -> Response:
         body, content_type = await render_in_turns(gateway.registry, accept)
         return Response(body, media_type=None, headers={"content-type": content_type})
+
+    @app.get("/openapi.json", dependencies=[Depends(guard.reads)], include_in_schema=False)
+    def document() -> JSONResponse:  # in a thread: to write it takes as long as some tokens do
+        return JSONResponse(app.openapi())
 
     add_admin(app, gateway, guard)
     add_status_page(app, guard)

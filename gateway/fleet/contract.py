@@ -47,6 +47,8 @@ class PlacesDemand(Struct, frozen=True, array_like=True):
     in_use: int
     wanted: int
     """Those in use, and as many more as could be used now or were refused a moment ago."""
+    by_class: ByClass = ()
+    """The same, where it matters which class they are for."""
 
 
 class AllowanceDemand(Struct, frozen=True, array_like=True):
@@ -81,6 +83,8 @@ class PoolShare(Struct, frozen=True, array_like=True):
     prospects: ByClass
     """What this gateway would get if it asked for more: to predict waits by, where it has little of a class
     because it asks for little."""
+    own: ByClass
+    """The part of its rates that is not lent by other classes."""
 
 
 class PlacesShare(Struct, frozen=True, array_like=True):

@@ -22,7 +22,8 @@ from gateway.fleet.messages import Granted, Renewal
 from gateway.fleet.shares import allowance, between_classes, between_replicas, places, raised
 
 SETTLE_MS = 500
-"""After the store was emptied: until everybody will have said what it holds, nobody gets more."""
+"""After the store was emptied, or nobody has reached it for the length of a lease: until everybody will have
+said what it holds, nobody gets more."""
 PLAN_MS = 1
 """A plan is good for so long for each replica: it costs as much, so all plans together cost the same."""
 
@@ -52,6 +53,7 @@ class Ledger:
     def __init__(self) -> None:
         self._epoch: int | None = None
         self._settling_until_ms = 0
+        self._leases_end_ms = 0
         self._members: dict[str, _Record] = {}
         self._budgets: dict[str, tuple[int, ByClass]] = {}
         self._levels: dict[str, tuple[float, int]] = {}
@@ -116,6 +118,9 @@ class Ledger:
         settled_ms = self._epoch // 1000 + SETTLE_MS
         if renewal.epoch not in (0, self._epoch) and now // 1000 < settled_ms:
             self._settling_until_ms = settled_ms
+        if renewal.epoch == self._epoch and now // 1000 >= self._leases_end_ms:
+            self._settling_until_ms = now // 1000 + SETTLE_MS
+        self._leases_end_ms = max(self._leases_end_ms, now // 1000 + renewal.lease_ms)
         return self._epoch
 
     def _elect(self, now: int, member: str, renewal: Renewal) -> int:
@@ -173,7 +178,8 @@ class Ledger:
             self._plan_pool(plan, name, asking)
         for name, told_by in wanted.items():
             limit = min(told.limit for _, told in told_by)
-            shares = places(limit, [told.wanted for _, told in told_by], now_ms // 100)
+            by_class = [told.by_class for _, told in told_by]
+            shares = places(limit, [told.wanted for _, told in told_by], now_ms // 100, by_class)
             for (member, _), share in zip(told_by, shares, strict=True):
                 plan.places[member, name] = share
         return plan
@@ -218,6 +224,10 @@ class Ledger:
             prospects=tuple(
                 _prospect(_wanted(pool, k), fair, totals[k], askers[k])
                 for k, fair in enumerate(plan.rates[member, pool.pool])
+            ),
+            own=tuple(
+                rate if total <= guaranteed else floor(rate * (guaranteed / total))
+                for rate, total, guaranteed in zip(rates, totals, budget, strict=True)
             ),
         )
 

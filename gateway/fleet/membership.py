@@ -6,7 +6,6 @@ when a replica has said that it uses less may another one use more.
 """
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Sequence
 from random import Random
 from typing import Protocol
@@ -26,7 +25,8 @@ class Store(Protocol):
 
 
 class Membership:
-    """`on_change` is called for each change of state, `calls` and `failures` (by reason) count."""
+    """`on_change` is called for each change of state, `on_call` after each call with its result ("ok", or why
+    it failed) and how many seconds it took."""
 
     def __init__(
         self,
@@ -35,17 +35,16 @@ class Membership:
         rules: FleetRules,
         on_change: Callable[[Change], None],
         chance: Random | None = None,
+        on_call: Callable[[str, float], None] = lambda result, seconds: None,
     ) -> None:
         self._store = store
         self._gateway = gateway
         self._rules = rules
         self._on_change = on_change
+        self._on_call = on_call
         self._chance = chance or Random()
         self._standing = Standing(rules)
         self._leaving = False
-        self.calls = 0
-        self.failures: Counter[str] = Counter()
-        self.last_call_seconds: float | None = None
 
     @property
     def share(self) -> Share:
@@ -75,17 +74,15 @@ class Membership:
             demand = _without_traffic(demand)
         sent_at = loop.time()
         renewal = self._standing.renewal(demand, sent_at, may_lead=not self._leaving)
-        self.calls += 1
         try:
             granted, signals = await self._store.renew(renewal)
         except StoreFailed as failure:
-            self.failures[failure.reason] += 1
+            answered, result = False, str(failure.reason)
             share, change = self._standing.failed(demand, failure.reason, loop.time())
-            answered = False
         else:
-            self.last_call_seconds = loop.time() - sent_at
+            answered, result = True, "ok"
             share, change = self._standing.answered(granted, signals, sent_at, loop.time())
-            answered = True
+        self._on_call(result, loop.time() - sent_at)
         self._gateway.take(share)
         if change is not None:
             self._on_change(change)
@@ -100,8 +97,8 @@ class Membership:
         """All is given back. `run` must have ended."""
         try:
             await self._store.leave()
-        except StoreFailed as failure:  # it comes back by itself when the lease ends
-            self.failures[failure.reason] += 1
+        except StoreFailed:
+            pass  # it comes back by itself when the lease ends
 
     def _pause(self, answered: bool) -> float:
         if answered:

@@ -6,7 +6,7 @@
 --         budgets  pool -> {fence, C of each class}
 --         buckets  allowance -> {level, at, per minute}
 --         lead     {id, fence, until when}
---         epoch    {when this life of the store began, until when nobody gets more}
+--         epoch    {when this life of the store began, until when nobody gets more, when the last lease ends}
 -- ARGV    id, a Renewal (messages.py)
 -- Answer  a Granted, then the signals of all replicas if they were asked for
 --
@@ -16,7 +16,8 @@ local MEMBERS, PLAN, HELD, BUDGETS, BUCKETS, LEAD, EPOCH =
   KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
 local FLOOR_PART = 0.02
 local KEPT_MS = 600000       -- every key dies by itself
-local SETTLE_MS = 500        -- after the store was emptied, until everybody has said what it holds
+local SETTLE_MS = 500        -- after the store was emptied, or away: until everybody has said what it holds
+local CLASS_PARTS = {0.62, 0.33, 0.05}
 local PLAN_MS = 1            -- for each replica: a plan costs as much, so all plans together cost the same
 
 local table_unpack = unpack
@@ -138,15 +139,39 @@ local function between_replicas(total, asked)
   return shares
 end
 
-local function shared_places(limit, wanted, turn)
-  local flows, count, within, got = {}, #wanted, 0, {}
-  for i, want in ipairs(wanted) do
-    flows[i] = {string.format('%06d', i - 1), want, 1}
-    within = within + min(want, limit)
+local function filled(total, wanted)
+  local flows, got = {}, {}
+  for i, want in ipairs(wanted) do flows[i] = {string.format('%06d', i - 1), want, 1} end
+  local parts = water_filled(total, flows)
+  for i = 1, #wanted do got[i] = parts[string.format('%06d', i - 1)] end
+  return got
+end
+
+local function filled_by_class(limit, by_class)
+  local guaranteed, demands, fair = {}, {}, {}
+  for i = 1, #by_class do fair[i] = 0 end
+  for k, part in ipairs(CLASS_PARTS) do
+    guaranteed[k], demands[k] = limit * part, 0
+    for _, wanted in ipairs(by_class) do demands[k] = demands[k] + wanted[k] end
   end
-  local parts = water_filled(limit, flows)
+  for k, total in ipairs(between_classes(guaranteed, demands, {1, 1, 1}, {false, false, false})) do
+    local of_class = {}
+    for i, wanted in ipairs(by_class) do of_class[i] = wanted[k] end
+    for i, part in ipairs(filled(total, of_class)) do fair[i] = fair[i] + part end
+  end
+  return fair
+end
+
+-- by_class: of each replica, empty where the classes do not matter
+local function shared_places(limit, wanted, turn, by_class)
+  local count, within, told, got = #wanted, 0, true, {}
+  for i, want in ipairs(wanted) do
+    within = within + min(want, limit)
+    told = told and #by_class[i] > 0
+  end
+  local fair = told and filled_by_class(limit, by_class) or filled(limit, wanted)
   local spare = floor(max(limit - within, 0) / count)
-  for i = 1, count do got[i] = floor(parts[string.format('%06d', i - 1)]) + spare end
+  for i = 1, count do got[i] = floor(fair[i]) + spare end
   local left = limit - sum(got)
   for pass = 1, 2 do
     for step = 0, count - 1 do
@@ -181,10 +206,12 @@ end
 -- ------------------------------------------------------------------ a life of the store
 
 local life = redis.call('GET', EPOCH)
-life = life and unpack(life) or {us, 0}
+life = life and unpack(life) or {us, 0, 0}
 if epoch_known ~= 0 and epoch_known ~= life[1] and now < floor(life[1] / 1000) + SETTLE_MS then
   life[2] = floor(life[1] / 1000) + SETTLE_MS
 end
+if epoch_known == life[1] and now >= life[3] then life[2] = now + SETTLE_MS end
+life[3] = max(life[3], now + lease_ms)
 redis.call('SET', EPOCH, pack(life), 'PX', KEPT_MS)
 local settling = now < life[2]
 
@@ -303,11 +330,12 @@ local function plan()
     lines[member] = {pools = {}, places = {}}
     for name, amount in pairs(records[member][5]) do held[name] = (held[name] or 0) + amount end
     for _, place in ipairs(records[member][3][2]) do
-      local all = wanted_places[place[1]] or {place[2], {}, {}}
+      local all = wanted_places[place[1]] or {place[2], {}, {}, {}}
       wanted_places[place[1]] = all
       all[1] = min(all[1], place[2])
       table.insert(all[2], member)
       table.insert(all[3], place[4])
+      table.insert(all[4], place[5])
     end
     for _, bucket in ipairs(records[member][3][3]) do
       local all = meta.allowances[bucket[1]] or {0, 0}
@@ -317,7 +345,7 @@ local function plan()
   local pools_of_all, order = by_pool(records, ids)
   for _, name in ipairs(order) do plan_pool(name, pools_of_all[name], lines, meta) end
   for name, all in pairs(wanted_places) do
-    for i, share in ipairs(shared_places(all[1], all[3], turn)) do lines[all[2][i]].places[name] = share end
+    for i, share in ipairs(shared_places(all[1], all[3], turn, all[4])) do lines[all[2][i]].places[name] = share end
   end
   local packed = {[''] = pack(meta)}
   for member, line in pairs(lines) do packed[member] = pack(line) end
@@ -356,7 +384,7 @@ for i, pool in ipairs(pools) do
   local free = sum(budget[2]) - held_by_others(name)
   if settling then free = sum(held) end
   local rates = raised(line.pools[pool[1]], held, free)
-  local elsewhere, prospects = {}, {}
+  local elsewhere, prospects, own = {}, {}, {}
   for k = 1, #rates do
     local asks = 0
     for _, flow in ipairs(pool[5][k]) do asks = asks + flow[2] end
@@ -364,8 +392,10 @@ for i, pool in ipairs(pools) do
     local fair = line.pools[pool[1]][k]
     local equal = asks > fair and 0 or floor(totals[k] / max(askers[k] + (asks > 0 and 0 or 1), 1))
     prospects[k] = max(fair, equal)
+    own[k] = rates[k]
+    if totals[k] > budget[2][k] then own[k] = floor(rates[k] * (budget[2][k] / totals[k])) end
   end
-  granted_pools[i] = {pool[1], rates, budget[2], budget[1], elsewhere, prospects}
+  granted_pools[i] = {pool[1], rates, budget[2], budget[1], elsewhere, prospects, own}
   accounted[name] = max(sum(held), sum(rates))
 end
 for i, place in ipairs(places) do

@@ -29,15 +29,18 @@ from math import floor
 FLOOR_PART = 0.02
 """Of each class's rate, spread evenly over the replicas whatever is asked of them."""
 
+CLASS_PARTS = (0.62, 0.33, 0.05)
+"""Of the places where each class could use all: as often as one gateway's scheduler lets it go first."""
+
 Flow = tuple[str, float, float]
 """A tenant's name, its demand, and for how many tenants it stands."""
 
 
 def between_classes(
-    rates: Sequence[int], demands: Sequence[float], ceiling_shares: Sequence[float], active: Sequence[bool]
+    rates: Sequence[float], demands: Sequence[float], ceiling_shares: Sequence[float], active: Sequence[bool]
 ) -> list[float]:
     """What each class may use of the sum of the rates; adds up to it."""
-    capacity = float(sum(rates))
+    capacity = _sum(rates)
     given = [min(float(rate), demand) for rate, demand in zip(rates, demands, strict=True)]
     spare = capacity - _sum(given)
     idle = spare
@@ -105,12 +108,13 @@ def between_replicas(total: float, asked: Sequence[Sequence[Flow]]) -> list[int]
     return shares
 
 
-def places(limit: int, wanted: Sequence[int], turn: int) -> list[int]:
-    """Whole places by max-min fairness. Those that nobody wants are spread evenly; of the last few that
-    cannot be divided, the replica that is first changes with `turn`."""
-    parts = water_filled(float(limit), [(f"{i:06d}", float(w), 1.0) for i, w in enumerate(wanted)])
+def places(limit: int, wanted: Sequence[int], turn: int, by_class: Sequence[Sequence[int]] = ()) -> list[int]:
+    """Whole places by max-min fairness, within each class if what is wanted is told by class: each class has
+    `CLASS_PARTS`, and what it does not want of it is lent, P0 first. Those that nobody wants are spread
+    evenly; of the last few that cannot be divided, the replica that is first changes with `turn`."""
     count = len(wanted)
-    got = [floor(parts[f"{i:06d}"]) for i in range(count)]
+    fair = _by_class(float(limit), by_class) if by_class and all(by_class) else _filled(float(limit), wanted)
+    got = [floor(part) for part in fair]
     spare = max(limit - sum(min(w, limit) for w in wanted), 0) // count
     got = [g + spare for g in got]
     left = limit - sum(got)
@@ -121,6 +125,22 @@ def places(limit: int, wanted: Sequence[int], turn: int) -> list[int]:
                 got[i] += 1
                 left -= 1
     return got
+
+
+def _by_class(limit: float, by_class: Sequence[Sequence[int]]) -> list[float]:
+    guaranteed = [limit * part for part in CLASS_PARTS]
+    classes = range(len(guaranteed))
+    demands = [float(sum(wanted[k] for wanted in by_class)) for k in classes]
+    fair = [0.0] * len(by_class)
+    for k, total in enumerate(between_classes(guaranteed, demands, [1.0] * 3, [False] * 3)):
+        for i, part in enumerate(_filled(total, [wanted[k] for wanted in by_class])):
+            fair[i] += part
+    return fair
+
+
+def _filled(total: float, wanted: Sequence[int]) -> list[float]:
+    parts = water_filled(total, [(f"{i:06d}", float(w), 1.0) for i, w in enumerate(wanted)])
+    return [parts[f"{i:06d}"] for i in range(len(wanted))]
 
 
 def raised(wanted: Sequence[int], held: Sequence[int], free: float) -> list[int]:

@@ -2,7 +2,8 @@
 
 Every failure is told as `StoreFailed` with a reason out of a short list; nothing is tried twice. A script
 that the server does not know is loaded and called again by redis-py. All keys carry the prefix as their hash
-tag, so a cluster keeps them in one slot, and all are named to the script.
+tag, so a cluster keeps them in one slot, and all are named to the script; where the slot is at another node
+of the cluster, the calls go there until one fails.
 """
 
 import asyncio
@@ -50,6 +51,7 @@ class SharedBudget:
             client_name="qos-gateway",
             max_connections=2,
         )
+        self._address = {name: self._kwargs[name] for name in ("host", "port") if name in self._kwargs}
         self._renew = self._redis.register_script(_script("renew.lua"))
         self._leave = self._redis.register_script(_script("leave.lua"))
 
@@ -65,14 +67,28 @@ class SharedBudget:
     async def close(self) -> None:
         await self._redis.aclose()
 
+    @property
+    def _kwargs(self) -> dict[str, Any]:
+        """What new connections are made with."""
+        return self._redis.connection_pool.connection_kwargs
+
     async def _call(self, script: Any, arguments: list[Any]) -> list[bytes]:
         try:
             async with asyncio.timeout(self._seconds):
-                return cast(list[bytes], await script(keys=self._keys, args=arguments))
+                try:
+                    return cast(list[bytes], await script(keys=self._keys, args=arguments))
+                except exceptions.MovedError as moved:
+                    await self._go_to(host=moved.host, port=moved.port)
+                    return cast(list[bytes], await script(keys=self._keys, args=arguments))
         except (exceptions.RedisError, OSError, TimeoutError) as error:
             # the next call is on a new connection: behind the same address there may be another server by now
-            await self._redis.connection_pool.disconnect()
+            await self._go_to(**self._address)
             raise StoreFailed(_reason(error), str(error) or type(error).__name__) from error
+
+    async def _go_to(self, **address: Any) -> None:
+        self._kwargs.update(address)
+        await self._redis.connection_pool.disconnect()
+        self._redis.connection_pool.reset()  # type: ignore[no-untyped-call]  # kept connections know their address
 
 
 def _script(name: str) -> str:

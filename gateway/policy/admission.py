@@ -6,11 +6,12 @@ DISPATCHED (with `ticket.upstream`) or ENDED with `ticket.refusal`. The driver t
 `advance` when `next_deadline` has come; calling early does no harm.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from gateway.policy.budget_part import Parts
 from gateway.policy.clock import NEVER, Clock
-from gateway.policy.control_signals import Verdict
+from gateway.policy.control_signals import Measured, Verdict
 from gateway.policy.engine_load import EngineLoad
 from gateway.policy.events import Observer, Order, RatesChanged, RequestEnded
 from gateway.policy.input_estimator import InputEstimator
@@ -63,11 +64,12 @@ class Admission:
         self.slo_monitor = SloMonitor(parameters.classes, parameters.slo)
         self.input_estimator = InputEstimator()
         self._output_reserves = [OutputReserve(parameters.capacity) for _ in PRIORITIES]
-        self._tenants = TenantLimits(parameters, clock.now())
+        self.tenants = TenantLimits(parameters, clock.now())
         self._decided: list[Ticket] = []
         self._seq = 0
         self._draining = False
         self._follows = False
+        self._parts: Parts | None = None  # as last told, where several gateways share
         now = clock.now()
         self.leaving: list[UpstreamSlots] = []
         """Upstreams that are configured no longer and still serve what they have begun."""
@@ -106,19 +108,19 @@ class Admission:
         if self._draining:
             self._refuse_at_once(ticket, DRAINING, now)
             return ticket
-        refusal = self._tenants.refusal(ticket, now) if ticket.would_be is None else None
+        refusal = self.tenants.refusal(ticket, now) if ticket.would_be is None else None
         if refusal is not None:  # perhaps only because of some whose time is over by now
             self._advance_to(now)
-            refusal = self._tenants.refusal(ticket, now)
+            refusal = self.tenants.refusal(ticket, now, again=True)
         if refusal is not None and not observed:
             self._refuse_at_once(ticket, refusal, now)
             return ticket
         if refusal is not None:
             ticket.would_be = refusal.outcome
-        self._tenants.reserve(ticket, now, charge=ticket.would_be is None)
+        self.tenants.reserve(ticket, now, charge=ticket.would_be is None)
         pool.submit(ticket, now)
         if ticket.exempt:
-            self._tenants.forgive(ticket, now)
+            self.tenants.forgive(ticket, now)
         return ticket
 
     def first_token(self, ticket: Ticket) -> None:
@@ -142,7 +144,7 @@ class Admission:
         ticket.outcome = outcome
         if outcome is Outcome.COMPLETED and usage is not None and ticket.ask.max_output_tokens != 0:
             self._output_reserves[ticket.priority].observe(usage.output_tokens // ticket.ask.sequences)
-        self._tenants.settle(ticket, None if usage is None or ticket.exempt else actual, now)
+        self.tenants.settle(ticket, None if usage is None or ticket.exempt else actual, now)
         ticket.pool.finish(ticket, actual, now)
         self._let_go()
         self._report(ticket, delivered, now)
@@ -226,7 +228,7 @@ class Admission:
             self._tell_changes(pool)
 
     def set_upstream_trial(self, name: str) -> None:
-        """An upstream that is down may get one request at a time, to show whether it serves again. What comes
+        """An upstream that is down may get one request, to show whether it serves again, or one more beside it. What comes
         of it is told with `set_upstream_health`, before the request ends."""
         pool, slots = self._slots[name]
         now = self._clock.now()
@@ -253,19 +255,19 @@ class Admission:
         self.parameters = parameters
         for reserve in self._output_reserves:
             reserve.reconfigure(parameters.capacity)
-        self._tenants.reconfigure(parameters, now)
+        self.tenants.reconfigure(parameters, now)
         self.slo_monitor.reconfigure(parameters.classes, parameters.slo)
         if regrouping:
             self._regroup(parameters, now)
         for pool in self.pools:
-            pool.reconfigure(parameters, now)
+            pool.reconfigure(parameters, now, self._untold(pool))
             self._tell_changes(pool)
 
     def standing(self, priority: Priority, model: str, tenant: str) -> Standing:
         """What is left to the tenant in the class where the model is served; in the first pool if it is
         served nowhere."""
         pool = self._pool_of(model) or self.pools[0]
-        return with_tenant(class_standing(pool, priority), self._tenants, tenant, self._clock.now())
+        return with_tenant(class_standing(pool, priority), self.tenants, tenant, self._clock.now())
 
     def _pool_of(self, model: str) -> Pool | None:
         for pool in self.pools:
@@ -312,6 +314,37 @@ class Admission:
         for change in pool.control.take_changes():
             self._observer.rates_changed(replace(change, upstreams=names, order=self._next()))
 
+    # ------------------------------------------------------------------ one budget for several gateways
+
+    def take_parts(self, parts: Parts) -> None:
+        """What this gateway may use from now on of what it shares with others."""
+        now = self._clock.now()
+        self._tick(now)
+        self._next()
+        self._parts = parts
+        self.tenants.share(parts.gateways, now)
+        self.tenants.key_places.take_parts(parts.keys, parts.gateways)
+        for (tenant, what), told in parts.minutes.items():
+            if (minute := self.tenants.part_of(tenant, what)) is not None:
+                minute.take_part(*told, now)
+        for pool in self.pools:
+            pool.take_limits(parts.engines, parts.gateways)
+            if (part := parts.pools.get(pool.name)) is not None:
+                pool.take_part(part, now)
+            self._tell_changes(pool)
+
+    def _untold(self, pool: Pool) -> int:
+        """How many share a pool of which this one has no part yet; 0 where it has one, or nobody shares."""
+        parts = self._parts
+        return 0 if parts is None or pool.name in parts.pools else parts.gateways
+
+    def pooled(self, measured: Mapping[str, Measured]) -> None:
+        """What all gateways have measured, by pool: for the law of the one that decides."""
+        for pool in self.pools:
+            if (of_all := measured.get(pool.name)) is not None:
+                pool.control.pooled(of_all.readings(), of_all.at)
+                self._tell_changes(pool)
+
     # ------------------------------------------------------------------ inside
 
     def _advance_to(self, now: int) -> None:
@@ -322,7 +355,9 @@ class Admission:
         self.pools, self.leaving = regrouped(self.pools, self.leaving, parameters, now, self._decide)
         self._slots = _by_name(self.pools)
         for pool in self.pools:
-            pool.control.follows = self._follows
+            pool.control.follows = pool.control.follows or self._follows
+            if self._parts is not None:
+                pool.take_limits(self._parts.engines, self._parts.gateways)
         self._let_go()
 
     def _let_go(self) -> None:
@@ -349,7 +384,7 @@ class Admission:
         tokens, limit = ask.input_tokens + ticket.output_reserve, capacity.max_request_tokens
         if limit is not None and tokens > limit:
             raise RequestTooLong(f"this request needs about {tokens} tokens; at most {limit} are allowed")
-        per_minute = self._tenants.tokens_per_minute(ask.tenant)
+        per_minute = self.tenants.tokens_per_minute(ask.tenant)
         if per_minute:
             weight = self.parameters.classes[ask.priority].weight
             prompt = cost_millitokens(weight, ask.input_tokens, 0, 0, capacity) // MILLITOKENS
@@ -365,7 +400,7 @@ class Admission:
     def _decide(self, ticket: Ticket, now: int) -> None:
         if ticket.refusal is not None:
             ticket.outcome = ticket.refusal.outcome
-            self._tenants.settle(ticket, None, now)
+            self.tenants.settle(ticket, None, now)
             self._report(ticket, NOTHING_DELIVERED, now)
         elif ticket.promoted:
             self._observer.promoted(ticket.priority)

@@ -8,15 +8,20 @@ Where C0 changes, because an engine went or came or is said to be good for more,
 proportion. Other settings keep C relative to C0 as well; another law begins at the shares. Where a class is
 only observed the law's cuts would do nothing for it, and a loop whose cuts do nothing runs away: C stays at
 C0, and what the law would do from there is told as advice.
+
+Where several gateways share a budget, the rates in here are those of all together, and one of them decides
+(`budget_part.py`). It does so on what all have measured, as soon as it is told that; the others measure once
+a tick, and follow. One that is cut off from the others decides by itself.
 """
 
 from collections import deque
 from collections.abc import Mapping, Sequence
 
+from gateway.policy.budget_part import BudgetPart
 from gateway.policy.class_rates import RateLimits, Rates, rate_limits, scaled
 from gateway.policy.clock import NEVER
 from gateway.policy.compliance_law import ComplianceLaw
-from gateway.policy.control_signals import ControlSignals
+from gateway.policy.control_signals import ControlSignals, Measured, Readings
 from gateway.policy.events import RatesChanged
 from gateway.policy.parameters import PolicyParameters, SloTargets
 from gateway.policy.rate_controller import TICK_NS, ControlLaw, StaticLaw, Step
@@ -50,10 +55,16 @@ class CapacityLoop:
         self.due = NEVER
         self._next = 0  # when the tick after the last one is due
         self.follows = False
-        """No law acts; changes are told from outside, as they were logged."""
+        """No law acts at a tick; changes come from outside, as they were logged, or as another gateway that
+        shares the budget has decided."""
+        self.shared = False
+        self.measured: Measured | None = None
+        """At the last tick, where the budget is shared."""
         self.advice: Step | None = None
         self.last_changes: deque[RatesChanged] = deque(maxlen=CHANGES_KEPT)
         self._untold: list[RatesChanged] = []
+        self._decides = False  # about a budget that is shared
+        self._alone = False  # and then only on what is seen here
         self._take(parameters)
 
     @property
@@ -119,12 +130,19 @@ class CapacityLoop:
         return new
 
     def _rest(self, idle: bool) -> None:
+        """Of a shared budget nobody here knows whether all rest."""
+        idle = idle and not self.shared
         self.due = NEVER if idle and sum(self.rates) >= self.limits.nominal else self._next
 
     def _decide(self, upstreams: Sequence[UpstreamSlots], now: int) -> Rates | None:
-        if self.follows:
+        if self.follows and not self.shared:
             return None
-        readings = self.signals.read(upstreams, self._promises, now)
+        measured = self.signals.measure(upstreams, self._promises, now)
+        if self.shared:
+            self.measured = measured
+        return None if self.follows else self._asked(measured.readings(), now)
+
+    def _asked(self, readings: Readings, now: int) -> Rates | None:
         step = self.law.decide(readings, self.rates, self.limits)
         if step is not None and step.rates == self.rates:
             step = None
@@ -146,6 +164,33 @@ class CapacityLoop:
         self._rest(idle)
         return self.rates
 
+    # ------------------------------------------------------------------ one budget for several gateways
+
+    def take_part(self, part: BudgetPart, now: int) -> None:
+        """Know the budget of all, and whether it is decided here. Who decides from now on begins anew, also
+        one that did for itself alone: what its law remembered is not what all together did."""
+        self.shared = True
+        decides = self._decides and part.alone == self._alone
+        if not (part.decides and decides):
+            self.rates = part.budget
+        self._decides, self._alone = part.decides, part.alone
+        if part.decides and not decides:
+            self._begin(now)
+        self.follows = not (part.decides and part.alone)
+        self.wake(now)
+
+    def _begin(self, now: int) -> None:
+        """Decide, from a budget that another one has left: under the settings that are in force here."""
+        self.law = control_law(self._parameters, now)
+        static = self.is_static or self.advises_only
+        nominal = self.limits.nominal
+        new = self.limits.at_shares(nominal) if static else self.limits.repaired(self.rates)
+        self._moved(new, "settings", now)
+
+    def pooled(self, readings: Readings, now: int) -> Rates | None:
+        """What all gateways have measured, told to the one that decides; as `tick`."""
+        return self._asked(readings, now) if self._decides and not self.is_static else None
+
     # ------------------------------------------------------------------ telling
 
     def take_changes(self) -> Sequence[RatesChanged]:
@@ -155,6 +200,8 @@ class CapacityLoop:
         return told
 
     def _moved(self, new: Rates, reason: str, now: int, inputs: Mapping[str, float] | None = None) -> Rates:
+        if self.shared and not self._decides:
+            return self.rates  # another gateway does
         if new != self.rates and not self.is_static:
             self._untold.append(self._change(new, reason, now, inputs or {}))
         self.rates = new

@@ -84,6 +84,43 @@ class Readings(NamedTuple):
     overdue: Sequence[Sequence[int]] = ((), (), ())
 
 
+class Measured(NamedTuple):
+    """The same as sums and counts, so that what several gateways have measured can be put together. Gaps of
+    the last 3 s, first tokens of the last 2 s; `verdict_numbers`: how many there have been in all."""
+
+    at: int
+    gap_ns: int
+    gap_tokens: float
+    late_ns: int
+    first_tokens: int
+    oldest_late_ns: int | None
+    kv_usage: float | None
+    held_back: tuple[bool, ...]
+    demand: tuple[int, ...]
+    verdicts: Sequence[Sequence[Verdict]]
+    overdue: Sequence[Sequence[int]]
+    verdict_numbers: tuple[int, ...] = (0, 0, 0)
+
+    def readings(self) -> Readings:
+        return Readings(
+            at=self.at,
+            gap_ns=self.gap_ns / self.gap_tokens if self.gap_tokens else None,
+            wait_ns=self._wait_ns(),
+            kv_usage=self.kv_usage,
+            held_back=self.held_back,
+            demand=self.demand,
+            verdicts=self.verdicts,
+            overdue=self.overdue,
+        )
+
+    def _wait_ns(self) -> float | None:
+        """The larger one of the mean and the oldest that is still without."""
+        waits = [] if self.oldest_late_ns is None else [float(self.oldest_late_ns)]
+        if self.first_tokens:
+            waits.append(self.late_ns / self.first_tokens)
+        return max(max(waits), 0.0) if waits else None
+
+
 class ControlSignals:
     """Collects between two readings. It costs a few additions for each request, and a look at every stream
     under way for each reading."""
@@ -97,6 +134,7 @@ class ControlSignals:
         self._asked = [0] * len(PRIORITIES)
         self._asked_before: deque[tuple[int, list[int]]] = deque([(now, [0] * len(PRIORITIES))])
         self._verdicts: list[deque[Verdict]] = [deque(maxlen=VERDICTS_MAX) for _ in PRIORITIES]
+        self._judged = [0] * len(PRIORITIES)
         self._stalls = KnownStalls()
 
     # ------------------------------------------------------------------ what happens
@@ -125,10 +163,13 @@ class ControlSignals:
 
     def judged(self, priority: Priority, verdict: Verdict) -> None:
         self._verdicts[priority].append(verdict)
+        self._judged[priority] += 1
 
     # ------------------------------------------------------------------ a reading
 
-    def read(self, upstreams: Iterable[UpstreamSlots], promises: Sequence[SloTargets], now: int) -> Readings:
+    def measure(
+        self, upstreams: Iterable[UpstreamSlots], promises: Sequence[SloTargets], now: int
+    ) -> Measured:
         """`promises` by class."""
         last = self._asked_before[-1][0]
         oldest: int | None = None
@@ -151,18 +192,24 @@ class ControlSignals:
                         oldest = late if oldest is None else max(late, oldest)
                 elif not self._measure(ticket, now) and ticket.progress and ticket.measured_at <= last:
                     self._count(ticket, now, 1.0)
-        readings = Readings(
+        gap_ns, gap_tokens = self._gaps_of_late(now)
+        late_ns, first_tokens = self._waits_of_late(now)
+        measured = Measured(
             at=now,
-            gap_ns=self._gap(now),
-            wait_ns=self._wait(oldest, now),
+            gap_ns=gap_ns,
+            gap_tokens=gap_tokens,
+            late_ns=late_ns,
+            first_tokens=first_tokens,
+            oldest_late_ns=oldest,
             kv_usage=kv_usage,
             held_back=tuple(self._held_back),
             demand=self._demand(now),
-            verdicts=self._fresh_verdicts(now),
+            verdicts=[tuple(verdicts) for verdicts in self._fresh_verdicts(now)],
             overdue=overdue,
+            verdict_numbers=tuple(self._judged),
         )
         self._held_back = [False] * len(PRIORITIES)
-        return readings
+        return measured
 
     def _late(self, ticket: Ticket, now: int) -> int | None:
         """How much longer than predicted a first token takes that is there just now, or not yet; None where
@@ -197,23 +244,19 @@ class ControlSignals:
         ticket.measured_tokens += tokens
         return True
 
-    def _gap(self, now: int) -> float | None:
+    def _gaps_of_late(self, now: int) -> tuple[int, float]:
         gaps = self._gaps
         gaps.append((now, self._gap_ns, self._gap_tokens))
         self._gap_ns, self._gap_tokens = 0, 0.0
         while gaps[0][0] <= now - RECENT_GAPS_NS:
             gaps.popleft()
-        tokens = sum(tokens for _, _, tokens in gaps)
-        return sum(took for _, took, _ in gaps) / tokens if tokens else None
+        return sum(took for _, took, _ in gaps), sum(tokens for _, _, tokens in gaps)
 
-    def _wait(self, oldest: int | None, now: int) -> float | None:
+    def _waits_of_late(self, now: int) -> tuple[int, int]:
         waits = self._waits
         while waits and waits[0][0] <= now - RECENT_WAIT_NS:
             waits.popleft()
-        told = [] if oldest is None else [float(oldest)]
-        if waits:
-            told.append(sum(late for _, late in waits) / len(waits))
-        return max(max(told), 0.0) if told else None
+        return sum(late for _, late in waits), len(waits)
 
     def _demand(self, now: int) -> tuple[int, ...]:
         before = self._asked_before

@@ -5,9 +5,10 @@ as seen; pay those who wait for tokens; dispatch; end those whose time is over. 
 at the very moment its wait ends does go.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 
+from gateway.policy.budget_part import ACTIVE_ELSEWHERE_NS, BudgetPart, RecentDemand, equal_part, with_waiting
 from gateway.policy.capacity_loop import CapacityLoop
 from gateway.policy.clock import NANOSECONDS_PER_SECOND, NEVER
 from gateway.policy.drain_rate import DrainRate
@@ -52,6 +53,8 @@ class Pool:
         self.scheduler = Scheduler(parameters.classes, parameters.scheduling.skip_limit)
         self.turns = Turns(self.scheduler, self.buckets, slots)
         self._requests = [0, 0, 0]  # waiting or in flight
+        self._active_until = [now] * len(PRIORITIES)  # by requests of this gateway
+        self._recent_demand: RecentDemand | None = None  # where the budget is shared with other gateways
         self._known_routes: dict[tuple[str, bool], Route] = {}  # until the upstreams are others
         self._assumed_first_tokens: list[tuple[int, int, Ticket]] = []
         self._drain = [DrainRate() for _ in PRIORITIES]  # of all that wait
@@ -68,6 +71,11 @@ class Pool:
     @slots.setter
     def slots(self, slots: list[UpstreamSlots]) -> None:
         self.turns.slots = slots
+
+    @property
+    def name(self) -> str:
+        """The same wherever the same upstreams serve the same models."""
+        return "+".join(sorted(slots.name for slots in self.slots))
 
     def serves(self, model: str) -> bool:
         known = (model, False) in self._known_routes
@@ -101,8 +109,7 @@ class Pool:
         self.room.health_changed(now)
         capacity = self._nominal_capacity()
         if capacity:  # with none healthy C keeps its last value
-            self.buckets.set_rates(self.control.nominal_changed(capacity, now), now)
-            self._set_credit()
+            self._put_in_force(self.control.nominal_changed(capacity, now), now)
         self._settle_down(now)
 
     def begin_trial(self, upstream: UpstreamSlots, now: int) -> None:
@@ -117,17 +124,23 @@ class Pool:
         self.turns.may_have_changed()
         self._settle_down(now)
 
-    def reconfigure(self, parameters: PolicyParameters, now: int) -> None:
+    def reconfigure(self, parameters: PolicyParameters, now: int, untold: int = 0) -> None:
         """Other settings from now on, up to which everything is caught up. Levels (cut to the new bursts),
-        queues and leases stay; what waits keeps the deadline it was given."""
+        queues and leases stay; what waits keeps the deadline it was given. `untold`: so many gateways share
+        the budget of these upstreams, of which nobody was told yet; each begins with an equal part."""
         self._take(parameters)
         self.scheduler.reconfigure(parameters.classes, parameters.scheduling.skip_limit)
         by_name = {upstream.name: upstream for upstream in parameters.upstreams}
         for slots in self.slots:
             slots.reconfigure(by_name[slots.name], parameters.scheduling)
         capacity = self._nominal_capacity() or self.control.limits.nominal
+        if untold:
+            self.control.shared = False
         rates = self.control.reconfigure(parameters, capacity, now)
-        self.buckets.reconfigure(_bucket_rules(parameters), rates, now)
+        if untold:
+            self._share(equal_part(rates, untold), now)
+        in_force = self.buckets.rates if self.control.shared else rates
+        self.buckets.reconfigure(_bucket_rules(parameters), in_force, now)
         self._set_credit()
         self.turns.may_have_changed()
         self._settle_down(now)
@@ -153,9 +166,14 @@ class Pool:
 
     def _change_rates(self, rates: Sequence[int], now: int) -> None:
         self.catch_up(now)
-        self.buckets.set_rates(rates, now)
-        self._set_credit()
+        self._put_in_force(rates, now)
         self._settle_down(now)
+
+    def _put_in_force(self, rates: Sequence[int], now: int) -> None:
+        """Of a budget that is shared a gateway puts in force what it is given of it (`take_part`)."""
+        if not self.control.shared:
+            self.buckets.set_rates(rates, now)
+            self._set_credit()
 
     def _set_credit(self) -> None:
         for priority in PRIORITIES:
@@ -165,6 +183,55 @@ class Pool:
 
     def _nominal_capacity(self) -> int:
         return _capacity(s for s in self.slots if s.healthy)
+
+    # ------------------------------------------------------------------ one budget for several gateways
+
+    def take_part(self, part: BudgetPart, now: int) -> None:
+        """What this gateway may use from now on."""
+        self.catch_up(now)
+        self._share(part, now)
+        for priority in PRIORITIES:
+            if part.active_elsewhere[priority]:
+                until = max(self.buckets.active_until[priority], now + ACTIVE_ELSEWHERE_NS)
+                self.buckets.active_until[priority] = until
+                self.turns.may_change_at(until)
+        self._set_credit()
+        self._settle_down(now)
+
+    def _share(self, part: BudgetPart, now: int) -> None:
+        if self._recent_demand is None:
+            self._recent_demand = RecentDemand()
+        self.control.take_part(part, now)
+        self.buckets.take_part(part, now)
+
+    def take_limits(self, engines: Mapping[str, tuple[int | None, int | None]], gateways: int) -> None:
+        """What this gateway has of the upstreams' places and tokens."""
+        for slots in self.slots:
+            slots.take_parts(*engines.get(slots.name, (None, None)), gateways)
+        self.turns.may_have_changed()
+
+    def waiting_for_places(self, priority: Priority) -> tuple[int, int]:
+        """How many have paid and wait, and how many tokens they may need: each as many as the largest of
+        those that are next."""
+        ready = self.scheduler.ready[priority]
+        heads = ready.heads() if ready.length else ()
+        return ready.length, ready.length * max((head.total_tokens for head in heads), default=0)
+
+    @property
+    def part_of_budget(self) -> float:
+        """What of the budget of all gateways that share it this one may use; 1 where none is shared."""
+        budget = sum(self.control.rates)
+        return self.buckets.capacity / budget if self.control.shared and budget else 1.0
+
+    def is_active(self, priority: Priority, now: int) -> bool:
+        """By requests of this gateway."""
+        return bool(self._requests[priority]) or self._active_until[priority] > now
+
+    def demand(self, priority: Priority, now: int) -> dict[str, int]:
+        """What is asked here, in millitokens per second, by tenant."""
+        asked = {} if self._recent_demand is None else self._recent_demand.per_second(priority, now)
+        waiting = self.throttled[priority].costs
+        return with_waiting(asked, waiting, self.classes[priority].max_throttle_ns)
 
     # ------------------------------------------------------------------ arrival
 
@@ -176,6 +243,8 @@ class Pool:
         self._requests[priority] += 1
         self.control.wake(now)
         self.control.signals.asked(priority, ticket.cost)
+        if self._recent_demand is not None:
+            self._recent_demand.asked(priority, ticket.tenant, ticket.cost, now)
         self.buckets.active_until[priority] = NEVER
         wait_limit = wait_limit_ns(ticket, self.classes[priority], self.scheduling)
         ticket.deadline = ticket.arrived_at + wait_limit
@@ -367,7 +436,8 @@ class Pool:
     def _one_less(self, ticket: Ticket, now: int) -> None:
         self._requests[ticket.priority] -= 1
         if not self._requests[ticket.priority]:
-            self.buckets.active_until[ticket.priority] = until = now + ACTIVITY_TAIL_NS
+            self._active_until[ticket.priority] = until = now + ACTIVITY_TAIL_NS
+            self.buckets.active_until[ticket.priority] = until
             self.turns.may_change_at(until)
 
     # ------------------------------------------------------------------ other upstreams
@@ -384,6 +454,8 @@ class Pool:
                 lines.counters.credit = NEVER
             if (until := other.buckets.active_until[priority]) < NEVER:
                 self.buckets.active_until[priority] = max(self.buckets.active_until[priority], until)
+            until = max(self._active_until[priority], other._active_until[priority])
+            self._active_until[priority] = until
         self.scheduler.carry_on(other.scheduler)
 
     def reroute(self, ticket: Ticket, route: Route) -> None:

@@ -13,7 +13,7 @@ Several queues may share one `ServiceCounters`: then fairness holds over all of 
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from heapq import heapify, heappop, heappush
 from itertools import takewhile
 
@@ -277,6 +277,11 @@ class FairQueue:
     def cost_of(self, tenant: str) -> int:
         """What waits of the tenant, in millitokens."""
         return self._costs.get(tenant, 0)
+
+    @property
+    def costs(self) -> Mapping[str, int]:
+        """What waits of each tenant that does, in millitokens."""
+        return self._costs
 
     def heaviest_tenant(self) -> tuple[str, int] | None:
         """The tenant with the largest waiting cost, and that cost in millitokens."""

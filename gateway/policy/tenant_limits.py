@@ -7,78 +7,28 @@ made to wait. Tenant and class are charged both or neither, in the same weighted
 * `tokens_per_minute`: pays the estimated cost, settled like the class's bucket. A cost above a full minute
   passes when the bucket is full and leaves it in debt; one whose prompt alone costs more can never be paid.
 * `requests_per_minute`: one unit, given back to a request of which no engine ran anything.
-* `max_in_flight` of a key: requests inside the gateway, waiting ones included.
+* `max_in_flight` of a key: see `key_places`.
 
-Exactness: one token (or request) is 60 × 10⁹ units, so that a limit of n per minute flows in at n units per
-nanosecond, and every level is a whole number.
+Several gateways may share the limits of tenants: each then uses up to a mark (`minute_part`).
 """
 
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from gateway.policy.clock import NANOSECONDS_PER_SECOND, NEVER, to_seconds
+from gateway.policy.key_places import KeyPlaces
+from gateway.policy.minute_bucket import MinuteBucket
+from gateway.policy.minute_part import AllowanceUse, MinutePart
 from gateway.policy.outcome import Outcome
 from gateway.policy.parameters import MILLITOKENS, PolicyParameters, TenantParameters
 from gateway.policy.request import Refusal, Ticket
 
-MINUTE_NS = 60 * NANOSECONDS_PER_SECOND
-UNITS_PER_MILLI = MINUTE_NS // MILLITOKENS
-"""Of a token, or of a request: both are counted in thousandths."""
 ONE_REQUEST = MILLITOKENS
+TOLD_MAX = 100
+"""Tenants that are told of at a time, those used last: each costs the store some microseconds. The others
+have limit / gateways."""
+_LIMITED = "tokens", "requests"
 BUSY_RETRY_NS = NANOSECONDS_PER_SECOND
 """When to come back over `max_in_flight`: nobody knows when one of those running will end."""
-
-
-class MinuteBucket:
-    """Holds one minute of `per_minute`; amounts are thousandths. Starts full."""
-
-    def __init__(self, per_minute: int, now: int) -> None:
-        self.per_minute = per_minute
-        self._level = self._full = per_minute * MINUTE_NS
-        self._now = now
-
-    def advance(self, now: int) -> None:
-        if now > self._now:
-            self._level = min(self._level + self.per_minute * (now - self._now), self._full)
-            self._now = now
-
-    def reconfigure(self, per_minute: int, now: int) -> None:
-        """Another limit from now on. What is left is kept, up to the new full minute."""
-        self.advance(now)
-        self.per_minute = per_minute
-        self._full = per_minute * MINUTE_NS
-        self._level = min(self._level, self._full)
-
-    def affords(self, amount: int) -> bool:
-        return self._level >= min(amount * UNITS_PER_MILLI, self._full) and self._full > 0
-
-    def wait_ns(self, amount: int) -> int:
-        """Until it affords the amount if nothing else is taken; NEVER for a limit of 0."""
-        missing = min(amount * UNITS_PER_MILLI, self._full) - self._level
-        if self.per_minute == 0:
-            return NEVER
-        return max(-(-missing // self.per_minute), 0)
-
-    def take(self, amount: int) -> None:
-        self._level -= amount * UNITS_PER_MILLI
-
-    def give(self, amount: int) -> None:
-        self._level = min(self._level + amount * UNITS_PER_MILLI, self._full)
-
-    def debit(self, amount: int, max_debt_seconds: float) -> None:
-        """Take more at settlement, but not further than the debt limit."""
-        lowest = -round(max_debt_seconds * NANOSECONDS_PER_SECOND) * self.per_minute
-        room = max(self._level - lowest, 0) // UNITS_PER_MILLI
-        self.take(min(amount, room))
-
-    @property
-    def left(self) -> int:
-        """Whole tokens or requests; below zero is debt."""
-        return self._level // MINUTE_NS
-
-    @property
-    def full_after_ns(self) -> int:
-        return -(-(self._full - self._level) // self.per_minute) if self.per_minute else 0
 
 
 class _Tenant:
@@ -88,9 +38,9 @@ class _Tenant:
         self.tokens: MinuteBucket | None = None
         self.requests: MinuteBucket | None = None
 
-    def configure(self, limits: TenantParameters, now: int) -> None:
-        self.tokens = _configured(self.tokens, limits.tokens_per_minute, now)
-        self.requests = _configured(self.requests, limits.requests_per_minute, now)
+    def configure(self, limits: TenantParameters, gateways: int, now: int) -> None:
+        self.tokens = _configured(self.tokens, limits.tokens_per_minute, gateways, now)
+        self.requests = _configured(self.requests, limits.requests_per_minute, gateways, now)
 
     def advance(self, now: int) -> None:
         for bucket in (self.tokens, self.requests):
@@ -98,11 +48,13 @@ class _Tenant:
                 bucket.advance(now)
 
 
-def _configured(bucket: MinuteBucket | None, per_minute: int | None, now: int) -> MinuteBucket | None:
+def _configured(
+    bucket: MinuteBucket | None, per_minute: int | None, gateways: int, now: int
+) -> MinuteBucket | None:
     if per_minute is None:
         return None
     if bucket is None:
-        return MinuteBucket(per_minute, now)
+        return MinutePart(per_minute, gateways, now) if gateways else MinuteBucket(per_minute, now)
     bucket.reconfigure(per_minute, now)
     return bucket
 
@@ -112,29 +64,43 @@ class TenantLimits:
 
     def __init__(self, parameters: PolicyParameters, now: int) -> None:
         self._tenants: dict[str, _Tenant] = {}
-        self._in_flight: Counter[str] = Counter()
+        self._limits: Mapping[str, TenantParameters] = {}
+        self.key_places = KeyPlaces(parameters.key_max_in_flight)
+        self._gateways = 0
+        """That share the limits; 0: nobody does."""
+        self._in_use: dict[str, None] = {}  # tenants of late, the last one at the end
+        self._told: set[str] = set()  # those that were told of last
         self.reconfigure(parameters, now)
 
     def reconfigure(self, parameters: PolicyParameters, now: int) -> None:
         """New limits. Levels stay, cut to the new minute; what runs is settled as it was reserved."""
         self._max_debt_seconds = parameters.capacity.max_debt_seconds
-        self._key_limits: Mapping[str, int] = parameters.key_max_in_flight
-        for name in self._tenants.keys() - parameters.tenants.keys():
+        self.key_places.reconfigure(parameters.key_max_in_flight)
+        before, self._limits = self._limits, parameters.tenants
+        if self._limits is before:  # thousands of tenants, perhaps
+            return
+        for name in before.keys() - self._limits.keys():
             del self._tenants[name]
-        for name, limits in parameters.tenants.items():
-            self._tenants.setdefault(name, _Tenant()).configure(limits, now)
+        for name, limits in self._limits.items():
+            if limits != before.get(name):
+                self._tenants.setdefault(name, _Tenant()).configure(limits, self._gateways, now)
 
-    def refusal(self, ticket: Ticket, now: int) -> Refusal | None:
-        """The no of a limit, of several the one that lasts longest; None if none says no."""
+    def refusal(self, ticket: Ticket, now: int, again: bool = False) -> Refusal | None:
+        """The no of a limit, of several the one that lasts longest; None if none says no. `again`: it was
+        asked for this ticket before."""
         ask = ticket.ask
-        allowed = self._key_limits.get(ask.key) if ask.key is not None else None
-        if allowed is not None and self._in_flight[ask.key or ""] >= allowed:
+        if ask.key is not None and self.key_places.full(ask.key):
+            if not again:
+                self.key_places.wanted(ask.key, now)
+            allowed = self.key_places.limit(ask.key)
             detail = f"the key '{ask.key}' may have {allowed} requests in flight at once, and has"
             return _no(detail, BUSY_RETRY_NS if allowed else NEVER)
         tenant = self._tenants.get(ask.tenant)
         if tenant is None:
             return None
         tenant.advance(now)
+        if self._gateways and not again:
+            self._note(ask.tenant, tenant, ticket.cost, now)
         short = [
             (bucket.wait_ns(amount), f"the limit of {bucket.per_minute} {what} per minute")
             for bucket, amount, what in (
@@ -151,6 +117,13 @@ class TenantLimits:
         seconds = f"{to_seconds(wait):.3g} s"
         return _no(f"{limit} of tenant '{ask.tenant}' could pay this request in about {seconds}", wait)
 
+    def _note(self, name: str, tenant: _Tenant, cost: int, now: int) -> None:
+        self._in_use.pop(name, None)
+        self._in_use[name] = None
+        for bucket, amount in ((tenant.requests, ONE_REQUEST), (tenant.tokens, cost)):
+            if isinstance(bucket, MinutePart):
+                bucket.asked(amount, now)
+
     def tokens_per_minute(self, tenant: str) -> int | None:
         """The tenant's limit in tokens, None without one."""
         bucket = self._tenants[tenant].tokens if tenant in self._tenants else None
@@ -161,7 +134,7 @@ class TenantLimits:
         ticket.tenant_reserved = True
         key = ticket.ask.key
         if key is not None:
-            self._in_flight[key] += 1
+            self.key_places.take(key)
         tenant = self._tenants.get(ticket.ask.tenant)
         if tenant is None or not charge:
             return
@@ -181,9 +154,7 @@ class TenantLimits:
         ticket.tenant_reserved = False
         key = ticket.ask.key
         if key is not None:
-            self._in_flight[key] -= 1
-            if not self._in_flight[key]:
-                del self._in_flight[key]
+            self.key_places.free(key)
         if actual is None:
             self.forgive(ticket, now)
             return
@@ -215,8 +186,41 @@ class TenantLimits:
         found.advance(now)
         return found.tokens, found.requests
 
-    def in_flight(self, key: str) -> int:
-        return self._in_flight[key]
+    # ------------------------------------------------------------------ several gateways
+
+    def share(self, gateways: int, now: int) -> None:
+        """With so many, this one included. What is left of the minutes is no longer this one's to say."""
+        if gateways == self._gateways:
+            return
+        if not self._gateways:
+            self._tenants = {name: _Tenant() for name in self._limits}
+        self._gateways = gateways
+        for name, tenant in self._tenants.items():
+            tenant.configure(self._limits[name], gateways, now)
+            for bucket in (tenant.tokens, tenant.requests):
+                if isinstance(bucket, MinutePart):
+                    bucket.share(gateways, now)
+
+    def use(self, now: int) -> Iterator[tuple[tuple[str, str], AllowanceUse]]:
+        """Of the tenants in use, by name and what is limited."""
+        names = list(self._in_use)[-TOLD_MAX:]
+        for part in (self.part_of(name, what) for name in self._told.difference(names) for what in _LIMITED):
+            if part is not None:
+                part.tell_no_more(now)
+        self._told = set(names)
+        for name in names:
+            told = [
+                ((name, what), use)
+                for what in _LIMITED
+                if (part := self.part_of(name, what)) is not None and (use := part.use(now)) is not None
+            ]
+            if not told:
+                del self._in_use[name]
+            yield from told
+
+    def part_of(self, name: str, what: str) -> MinutePart | None:
+        bucket = getattr(self._tenants.get(name), what, None)
+        return bucket if isinstance(bucket, MinutePart) else None
 
 
 def _no(detail: str, wait_ns: int) -> Refusal:

@@ -33,6 +33,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from gateway.policy.budget_part import BudgetPart
 from gateway.policy.clock import NANOSECONDS_PER_SECOND, NEVER, to_nanoseconds
 from gateway.policy.parameters import MILLITOKENS
 from gateway.policy.request import PRIORITIES, Priority
@@ -89,6 +90,9 @@ class TokenBuckets:
         self._now = now
         self.active_until = [now] * len(PRIORITIES)
         self.rates: list[int] = []
+        self._own_rates: Sequence[int] = ()
+        self._lasting: Sequence[int] = ()  # for bursts and debts
+        self._part: BudgetPart | None = None
         self.bursts: list[int] = []
         self.capacity = 0
         self._ceilings: list[int] = []
@@ -116,6 +120,11 @@ class TokenBuckets:
         self.advance(now)
         self._rules = rules
         self.set_rates(rates, now)
+
+    def take_part(self, part: BudgetPart, now: int) -> None:
+        """From now on these are one gateway's buckets of several: its rates, its bursts, its prospects."""
+        self._part = part
+        self.set_rates(part.rates, now)
 
     def empty(self) -> None:
         self.levels = [0] * len(PRIORITIES)
@@ -146,10 +155,20 @@ class TokenBuckets:
             max(int(self.capacity * ceiling), rate)
             for ceiling, rate in zip(rules.ceiling_shares, rates, strict=True)
         ]
-        one_second = self.capacity * NANOSECONDS_PER_SECOND
-        least = min(rules.min_burst_tokens * UNITS_PER_TOKEN, one_second)
+        self._own_rates = self.rates
+        least, capacity = rules.min_burst_tokens * UNITS_PER_TOKEN, self.capacity
+        self._lasting = self.rates
+        if (part := self._part) is not None:
+            self._own_rates = part.own_rates
+            self._lasting = [
+                max(mine, rate // part.gateways) for mine, rate in zip(rates, part.budget, strict=True)
+            ]
+            whole = sum(part.budget)
+            capacity = max(capacity, whole // part.gateways)
+            least = least * capacity // whole if whole else least
+        least = min(least, capacity * NANOSECONDS_PER_SECOND)
         burst_ns = to_nanoseconds(rules.burst_seconds)
-        self.bursts = [max(rate * burst_ns, least) for rate in self.rates]
+        self.bursts = [max(rate * burst_ns, least) for rate in self._lasting]
         self._inflows = {}
         self._piece = None
 
@@ -203,7 +222,7 @@ class TokenBuckets:
 
     def _flow_evenly(self, piece: _Piece, span: int) -> None:
         """As `_flow`, over a part of one piece."""
-        levels, own, rates = self.levels, self.own_levels, self.rates
+        levels, own, rates = self.levels, self.own_levels, self._own_rates
         _, inflow, limited, _ = piece
         for i in _CLASSES:
             level = levels[i]
@@ -246,7 +265,7 @@ class TokenBuckets:
 
         With a `watched` bucket it stops as soon as that bucket holds `wanted` units, and answers when.
         """
-        bursts, rates = self.bursts, self.rates
+        bursts, rates = self.bursts, self._own_rates
         at = start
         while at < end:
             limited = self.limits(at)
@@ -349,7 +368,7 @@ class TokenBuckets:
         if actual <= charged:
             self._refund(priority, charged - actual, own_units)
             return actual
-        lowest = -round(self._rules.max_debt_seconds * self.rates[priority]) * UNITS_PER_MILLITOKEN
+        lowest = -round(self._rules.max_debt_seconds * self._lasting[priority]) * UNITS_PER_MILLITOKEN
         above = max(self.levels[priority] - lowest, 0) // UNITS_PER_MILLITOKEN
         debit = min(actual - charged, above)
         self.take(priority, debit, own_share)
@@ -380,7 +399,7 @@ class TokenBuckets:
         end = self._now + horizon_ns
         piece = self._present_piece()
         if own_share and piece.limited[priority]:
-            missing, speed = wanted - self.own_levels[priority], self.rates[priority]
+            missing, speed = wanted - self.own_levels[priority], self._own_rates[priority]
         else:
             missing, speed = wanted - self.levels[priority], piece.inflow[priority]
         if speed and (reached := self._now - (-missing // speed)) < piece.until:
@@ -401,11 +420,20 @@ class TokenBuckets:
         missing = wanted + cost_ahead * UNITS_PER_MILLITOKEN - level
         if missing <= 0:
             return 0
-        rate = self.rates[priority]
+        rate = self._prospect(priority, own_share)
         if not own_share:
             rate = max(rate, self.recent_inflow(priority))
             rate = rate or self._inflow_rates(self.levels, self.limits(self._now))[priority]
         return -(-missing // rate) if rate else NEVER
+
+    def _prospect(self, priority: Priority, own_share: bool) -> int:
+        """The rate that the class has, or, of several gateways, will have here once more is asked of it."""
+        part = self._part
+        if own_share:
+            own = self._own_rates[priority]
+            return own if part is None else max(own, min(part.prospects[priority], part.budget[priority]))
+        rate = self.rates[priority]
+        return rate if part is None else max(rate, part.prospects[priority])
 
     def recent_inflow(self, priority: Priority) -> int:
         """Mean inflow over the last second, millitokens per second."""

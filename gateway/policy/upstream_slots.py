@@ -3,6 +3,9 @@
 A lease is held from dispatch to the last byte. Limits (design names): `max_in_flight` and
 `max_in_flight_tokens`, of which a class may fill ⌈holdback × limit⌉; below P0 the long-prompt lane, its
 duty, and the pending prefill, so that waiting happens here in order and not inside a FIFO engine.
+
+Where several gateways share the engine each has a part of the first two. Lane, duty and pending prefill are
+each gateway's own.
 """
 
 from enum import Enum
@@ -44,8 +47,10 @@ class UpstreamSlots:
         self.healthy = True
         self.on_trial = False  # down, but it may get one request to show that it serves
         self._trial_seq: int | None = None  # of that request, while it is in flight
-        self.max_in_flight = parameters.max_in_flight
-        self.max_in_flight_tokens = parameters.max_in_flight_tokens
+        self.max_in_flight: int | None = parameters.max_in_flight
+        self.max_in_flight_tokens: int | None = parameters.max_in_flight_tokens
+        self._parts: tuple[int | None, int | None] = (None, None)  # of both, as far as they were told
+        self._gateways = 1  # that share them
         self.in_flight = [0, 0, 0]  # per class
         self.in_flight_total = 0
         self.leases: dict[int, Ticket] = {}  # by seq, in the order of dispatch
@@ -141,10 +146,7 @@ class UpstreamSlots:
         configured = self.max_in_flight
         if now >= self.engine_limit.expires_at:
             return configured
-        learned = self.engine_limit.at(now, sent_back_before=ticket.requeued)
-        if configured is None or learned is None:
-            return learned if configured is None else configured
-        return min(configured, learned)
+        return _smaller(configured, self.engine_limit.at(now, sent_back_before=ticket.requeued))
 
     def _has_prefill_room(self, ticket: Ticket) -> bool:
         pending = self.pending_prefill_tokens
@@ -217,7 +219,8 @@ class UpstreamSlots:
         self.engine_limit.forget()
 
     def begin_trial(self) -> None:
-        """The next request is a trial, and the only one until it has ended or the health is set."""
+        """The next request is a trial, and the only one until it has ended, a trial is begun again beside it,
+        or the health is set."""
         self.healthy = False
         self.on_trial = True
         self._trial_seq = None
@@ -225,23 +228,48 @@ class UpstreamSlots:
     # ------------------------------------------------------------------ what the engine says
 
     def told(self, load: EngineLoad, now: int) -> None:
-        """Its metrics page. The KV size is the limit in tokens where none is configured."""
+        """Its metrics page."""
         self.load.told(load, self.prefills, self.in_flight_tokens, now)
         self._kv_tokens = load.kv_tokens or self._kv_tokens
-        self._limit_by_kv()
+        self._set_limits()
 
     def reconfigure(self, parameters: UpstreamParameters, scheduling: SchedulingParameters) -> None:
         self.parameters = parameters
         self._scheduling = scheduling
-        self.max_in_flight = parameters.max_in_flight
-        self.max_in_flight_tokens = parameters.max_in_flight_tokens
         self.prefill.reconfigure(parameters.tokens_per_second)
         self.load.reconfigure(parameters)
-        self._limit_by_kv()
+        self._set_limits()
 
-    def _limit_by_kv(self) -> None:
-        if self.parameters.max_in_flight_tokens is None:
-            self.max_in_flight_tokens = self._kv_tokens
+    def tokens_by_class(self) -> list[int]:
+        """In flight."""
+        tokens = [0, 0, 0]
+        for ticket in self.leases.values():
+            tokens[ticket.priority] += ticket.total_tokens
+        return tokens
+
+    def take_parts(self, places: int | None, tokens: int | None, gateways: int) -> None:
+        """What this gateway has of the engine's limits, of which others have the rest; of what it was not yet
+        told of limit / gateways, and one at least."""
+        self._parts = places, tokens
+        self._gateways = gateways
+        self._set_limits()
+
+    @property
+    def whole_limits(self) -> tuple[int | None, int | None]:
+        """In requests and in tokens, for all who share the engine. The KV size is the limit in tokens where
+        none is configured."""
+        tokens = self.parameters.max_in_flight_tokens
+        return self.parameters.max_in_flight, self._kv_tokens if tokens is None else tokens
+
+    def _set_limits(self) -> None:
+        self.max_in_flight, self.max_in_flight_tokens = (
+            self._of_it(whole, part) for whole, part in zip(self.whole_limits, self._parts, strict=True)
+        )
+
+    def _of_it(self, whole: int | None, part: int | None) -> int | None:
+        if not whole:
+            return whole
+        return min(whole, max(whole // self._gateways, 1) if part is None else part)
 
     @property
     def tokens_per_second(self) -> float:
@@ -249,6 +277,12 @@ class UpstreamSlots:
 
     def __repr__(self) -> str:
         return f"<UpstreamSlots {self.name} in_flight={self.in_flight}>"
+
+
+def _smaller(one: int | None, other: int | None) -> int | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return min(one, other)
 
 
 @lru_cache

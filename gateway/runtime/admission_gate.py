@@ -5,10 +5,12 @@ Every call goes straight into the façade and returns; whoever is decided about 
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from gateway.policy.admission import NOTHING_DELIVERED, Admission, Delivered
+from gateway.policy.budget_part import Parts
 from gateway.policy.clock import NANOSECONDS_PER_SECOND, NEVER, Clock
+from gateway.policy.control_signals import Measured
 from gateway.policy.engine_load import EngineLoad
 from gateway.policy.outcome import Outcome
 from gateway.policy.parameters import PolicyParameters
@@ -145,6 +147,16 @@ class AdmissionGate:
     def reconfigure(self, parameters: PolicyParameters) -> None:
         """See `Admission.reconfigure`."""
         self.admission.reconfigure(parameters)
+        self._settle()
+
+    def take_parts(self, parts: Parts) -> None:
+        """See `Admission.take_parts`."""
+        self.admission.take_parts(parts)
+        self._settle()
+
+    def pooled(self, measured: Mapping[str, Measured]) -> None:
+        """See `Admission.pooled`."""
+        self.admission.pooled(measured)
         self._settle()
 
     def advance(self) -> None:

@@ -223,21 +223,35 @@ function totals(state) {
   };
 }
 
+const badge = (text, kind) => element("li", kind ?? "", text);
+
 function showBadges(state) {
   const laws = [...new Set(state.pools.map((pool) => pool.controller.law))].join(", ");
   const observed = CLASSES.filter((name) => state.modes[name] === "observe");
-  const badge = (text, kind) => element("li", kind ?? "", text);
   const serving = state.draining ? badge("draining", "warn")
     : state.ready ? badge("serving", "good") : badge("no engine up", "bad");
   const mode = observed.length === 0 ? badge("enforce")
     : observed.length === CLASSES.length ? badge("observe: nothing is enforced", "warn")
       : badge(`observe: ${observed.join(", ")}`, "warn");
   find("badges").replaceChildren(...[
-    serving, mode, badge(`law ${laws}`),
+    serving, mode, badge(`law ${laws}`), ...fleetBadge(state.fleet),
     state.open_to_all ? badge("open, no keys") : null,
     state.set_at_run_time.length ? badge(`${state.set_at_run_time.length} set at run time`, "warn") : null,
     badge(`v${state.version}, up ${lasting(state.uptime_seconds)}`),
   ].filter(Boolean));
+}
+
+// One of several gateways that share a budget, and how it stands with the others.
+function fleetBadge(fleet) {
+  if (fleet === null) return [];
+  const others = fleet.replicas > 1 ? `1 of ${fleet.replicas} gateways` : "alone in its fleet";
+  const says = {
+    shared: fleet.leads ? `${others}, sets the rates` : others,
+    joining: "shared state not reached yet",
+    holding: "shared state silent: keeps its share",
+    alone: `shared state lost: 1/${fleet.replicas} of the budget`,
+  };
+  return [badge(says[fleet.state], { shared: "", holding: "warn" }[fleet.state] ?? "bad")];
 }
 
 function showGist(state, slo, sums) {
@@ -258,7 +272,7 @@ function showGist(state, slo, sums) {
   const kept = by("kept");
   if (kept.length) parts.push(say("good", `${kept.join(" and ")} ${kept.length > 1 ? "keep their promises" : "keeps its promise"}. `));
   if (!by("broken").length && !by("at_risk").length && !kept.length) parts.push("No answer with a promise in the last minute. ");
-  const cut = CLASSES.filter((name) => sums.classes[name].rate < 0.995 * sums.classes[name].share * sums.nominal);
+  const cut = state.fleet !== null ? [] : CLASSES.filter((name) => sums.classes[name].rate < 0.995 * sums.classes[name].share * sums.nominal);
   const ratio = sums.capacity / sums.nominal;
   if (Math.abs(ratio - 1) > 0.005) {
     parts.push(`Capacity is ${short(sums.capacity)} tokens/s, ${Math.round(Math.abs(ratio - 1) * 100)} % ${ratio < 1 ? "below" : "above"} the configured ${short(sums.nominal)}${cut.length ? `; cut: ${cut.join(", ")}` : ""}. `);
@@ -587,15 +601,18 @@ function showDecisions({ decisions }) {
 // ── asking ───────────────────────────────────────────────────────────────────────────────────────────────
 
 class NeedsToken extends Error {}
+class NoAnswer extends Error {}
+class Refused extends Error {}
 
 async function ask(path) {
   const token = sessionStorage.getItem("operations-token");
   const answer = await fetch(path, {
     headers: token ? { authorization: `Bearer ${token}` } : {}, cache: "no-store", signal: AbortSignal.timeout(PATIENCE_MS),
-  });
+  }).catch((error) => { throw new NoAnswer(error.message); });
   if (answer.status === 401) throw new NeedsToken();
-  const body = await answer.json();
-  if (!answer.ok) throw new Error(body.error?.message ?? `status ${answer.status}`);
+  const body = await answer.json().catch(() => null);
+  if (!answer.ok) throw new Refused(`status ${answer.status}${body?.error?.message ? `, ${body.error.message}` : ""}`);
+  if (body === null) throw new Refused(`${path} is not JSON`);
   return body;
 }
 
@@ -619,10 +636,13 @@ async function refresh() {
   else remember(past);
   lastUptime = state.uptime_seconds;
   turns += 1;
-  lastAnswerAt = performance.now();
   find("door").hidden = true;
   find("board").hidden = false;
-  if (!samples.length) return;
+  if (samples.length) draw(state, slo, changes, tenants, decisions);
+  lastAnswerAt = performance.now(); // only what has been drawn is up to date
+}
+
+function draw(state, slo, changes, tenants, decisions) {
   const figures = totals(state);
   severalPools = state.pools.length > 1;
   showBadges(state);
@@ -633,10 +653,8 @@ async function refresh() {
   showChanges(changes);
   showUpstreams(state);
   showEndings(slo);
-  if (slow) {
-    showTenants(tenants);
-    showDecisions(decisions);
-  }
+  if (tenants) showTenants(tenants);
+  if (decisions) showDecisions(decisions);
 }
 
 function forget() {
@@ -656,7 +674,7 @@ async function turn() {
       showDoor();
       return;
     }
-    trouble = error.message;
+    trouble = error;
   } finally {
     busy = false;
   }
@@ -670,8 +688,10 @@ function showAge() {
   document.body.classList.toggle("is-stale", gone);
   find("stale").hidden = !gone;
   if (gone) {
+    const what = trouble instanceof NoAnswer ? "No answer from the gateway"
+      : trouble instanceof Refused ? "Errors from the gateway" : "Answers from the gateway that this page cannot show";
     const since = age === null ? "" : ` for ${lasting(age / 1000)}`;
-    const text = `No answer from the gateway${since}: ${age === null ? "there are no figures yet" : "the figures below are old"}.`;
+    const text = `${what}${since}: ${age === null ? "there are no figures yet" : "the figures below are old"} (${trouble.message}).`;
     if (find("stale").textContent !== text) find("stale").textContent = text;
   }
   find("age").textContent = !find("door").hidden ? "waiting for the token" : age === null ? "connecting …" : age < 2500 ? "live" : `${Math.round(age / 1000)} s old`;
@@ -687,6 +707,15 @@ function showDoor() {
   find("token").focus();
   showAge();
 }
+
+// A link brings no token along.
+find("api").addEventListener("click", async (event) => {
+  if (!sessionStorage.getItem("operations-token")) return;
+  event.preventDefault();
+  const page = await ask("/openapi.json").catch(() => null);
+  const text = JSON.stringify(page, null, 2);
+  if (page) location.assign(URL.createObjectURL(new Blob([text], { type: "application/json" })));
+});
 
 find("door").addEventListener("submit", (event) => {
   event.preventDefault();

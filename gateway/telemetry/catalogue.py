@@ -216,7 +216,7 @@ UPSTREAM_HEALTHY = _define(
     "gauge",
     "upstream_healthy",
     "upstream",
-    "1 while the upstream may get requests; 0 also while a single one is its trial.",
+    "1 while the upstream may get requests; 0 also while it is on trial.",
 )
 UPSTREAM_QUEUE_FULL = _define(
     "counter",
@@ -235,6 +235,28 @@ UPSTREAM_LOAD_AGE = _define(
     "upstream_load_age_seconds",
     "upstream",
     "Since the upstream's load page was read; absent until it was.",
+)
+FLEET_STATE = _define(
+    "gauge",
+    "fleet_state",
+    "state",
+    "1 for how this replica stands with the shared state, 0 for the other ways; absent without one, as are "
+    "all of the fleet.",
+)
+FLEET_REPLICAS = _define(
+    "gauge", "fleet_replicas", "", "Live replicas as far as this one knows, itself included."
+)
+FLEET_LEADER = _define(
+    "gauge", "fleet_leader", "", "1 while this replica's control law sets the budget, else 0."
+)
+FLEET_STORE_CALLS = _define(
+    "counter",
+    "fleet_store_calls_total",
+    "result",
+    "Calls to the shared state: ok, unreachable, timed_out, denied, read_only, loading or error.",
+)
+FLEET_STORE_CALL = _define(
+    "histogram", "fleet_store_call_seconds", "", "How long a call to the shared state took, answered or not."
 )
 BUILD_INFO = _define("gauge", "build_info", "version", "1; which version this is.")
 

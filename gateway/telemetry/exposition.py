@@ -26,8 +26,8 @@ def render(registry: CollectorRegistry, accept_header: str | None) -> tuple[byte
 
 
 async def render_in_turns(registry: CollectorRegistry, accept_header: str | None) -> tuple[bytes, str]:
-    """The same, letting others run after each metric: a whole page at once takes about as long as a
-    token does, and every stream would feel it."""
+    """The same, letting others run after each metric, and within a large one after each part of it: a whole
+    page at once takes longer than a token does, and every stream would feel it."""
     parts, content_type = _render_parts(registry, accept_header)
     page = []
     for part in parts:
@@ -37,7 +37,7 @@ async def render_in_turns(registry: CollectorRegistry, accept_header: str | None
 
 
 class _Single:
-    """One metric, looking like a registry."""
+    """One metric, or a part of it, looking like a registry."""
 
     def __init__(self, metric: Metric) -> None:
         self._metric = metric
@@ -47,14 +47,20 @@ class _Single:
 
 
 def _render_parts(registry: CollectorRegistry, accept_header: str | None) -> tuple[Iterator[bytes], str]:
+    """A metric that the registry yields in several parts, one after the other, is one metric of the page."""
     encode, content_type = choose_encoder(accept_header or "")
 
     def parts() -> Iterator[bytes]:
-        ends = False
+        ends, begun = False, ""
         for metric in registry.collect():
             part = encode(_Single(metric))
             ends = part.endswith(_END_OF_PAGE)
-            yield part.removesuffix(_END_OF_PAGE)
+            part = part.removesuffix(_END_OF_PAGE)
+            if metric.name == begun:
+                head = encode(_Single(Metric(metric.name, metric.documentation, metric.type)))
+                part = part.removeprefix(head.removesuffix(_END_OF_PAGE))
+            begun = metric.name
+            yield part
         if ends:
             yield _END_OF_PAGE
 

@@ -102,10 +102,11 @@ def _lent_units(buckets: TokenBuckets, priority: Priority) -> int:
 
 
 def _capacity_bounds(pools: Sequence[Pool]) -> Values:
-    limits = [pool.control.limits for pool in pools]
-    yield ("least",), sum(each.lowest for each in limits) / MILLITOKENS
-    yield ("configured",), sum(each.nominal for each in limits) / MILLITOKENS
-    yield ("most",), sum(each.highest for each in limits) / MILLITOKENS
+    """Where gateways share a budget, of the part that this one has of it: so that parts add up."""
+    limits = [(pool.control.limits, pool.part_of_budget) for pool in pools]
+    yield ("least",), sum(each.lowest * part for each, part in limits) / MILLITOKENS
+    yield ("configured",), sum(each.nominal * part for each, part in limits) / MILLITOKENS
+    yield ("most",), sum(each.highest * part for each, part in limits) / MILLITOKENS
 
 
 def _target_ratios(parameters: PolicyParameters) -> Values:

@@ -57,7 +57,10 @@ class History:
                 number=self._taken,
                 at=now,
                 capacity_tokens_per_second=sum(pool.buckets.capacity for pool in pools) / MILLITOKENS,
-                nominal_tokens_per_second=sum(pool.control.limits.nominal for pool in pools) / MILLITOKENS,
+                nominal_tokens_per_second=sum(
+                    pool.control.limits.nominal * pool.part_of_budget for pool in pools
+                )
+                / MILLITOKENS,
                 severity=max((each for each in severities if each is not None), default=None),
                 rate_tokens_per_second=[
                     sum(pool.buckets.rates[p] for pool in pools) / MILLITOKENS for p in PRIORITIES

@@ -7,13 +7,13 @@ model and tenant have while they are not known, for every outcome; their real na
 Latencies are those of streams: a plain answer has no first token that anybody saw.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.registry import Collector
 
 from gateway.policy.admission import Admission
-from gateway.policy.clock import Clock
+from gateway.policy.clock import NANOSECONDS_PER_SECOND, Clock
 from gateway.policy.events import Observer, RatesChanged, RequestEnded
 from gateway.policy.outcome import Outcome
 from gateway.policy.parameters import PolicyParameters
@@ -22,6 +22,7 @@ from gateway.telemetry import catalogue
 from gateway.telemetry.buckets import latency_bounds
 from gateway.telemetry.catalogue import METRIC_NAMES, SERIES_NAMES, Definition
 from gateway.telemetry.endings import REFUSAL_REASONS, queue_wait_ns, refusal_reason
+from gateway.telemetry.fleet_gauges import CALL_BOUNDS, CALL_RESULTS, Fleet, fleet_gauges
 from gateway.telemetry.gauges import controller_inputs, gauge, load_ages, policy_gauges
 from gateway.telemetry.labels import OTHER, UNKNOWN, BoundedLabel
 from gateway.telemetry.promises import PromiseCounts
@@ -60,6 +61,7 @@ class Metrics(Observer, Collector):
         self._admission = admission
         self._clock = clock
         self._version = version
+        self._fleet: Fleet | None = None
         self._load_read_at: dict[str, int] = {}
         self._last_changes: dict[tuple[str, ...], RatesChanged] = {}  # by the upstreams of their pool
         served = [model for u in parameters.upstreams for model in u.models if model != "*"]
@@ -252,11 +254,27 @@ class Metrics(Observer, Collector):
             name = definition.name.removesuffix("_total") if definition.kind == "counter" else definition.name
             yield Metric(name, definition.help, definition.kind)
 
+    def watch_fleet(self, fleet: Fleet) -> Callable[[str, float], None]:
+        """Show how this gateway stands with the others. Answers what is to be told of each call to the shared
+        state: its result, and how many seconds it took."""
+        calls = self._counter(catalogue.FLEET_STORE_CALLS)
+        by_result = {result: calls.child(result) for result in CALL_RESULTS}
+        took = self._histogram(catalogue.FLEET_STORE_CALL, CALL_BOUNDS).child()
+        self._fleet = fleet
+
+        def called(result: str, seconds: float) -> None:
+            by_result[result].value += 1
+            took.observe(round(seconds * NANOSECONDS_PER_SECOND))
+
+        return called
+
     def collect(self) -> Iterator[Metric]:
         for family in self._families:
-            yield family.collect()
+            yield from family.collect()
         if self._admission is not None:
             yield from policy_gauges(self._admission, self._clock.now())
         yield controller_inputs(self._last_changes.values(), self._clock.now())
         yield load_ages(self._load_read_at, self._clock.now())
+        if self._fleet is not None:
+            yield from fleet_gauges(self._fleet)
         yield gauge(catalogue.BUILD_INFO, [((self._version,), 1.0)])

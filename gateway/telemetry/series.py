@@ -8,7 +8,7 @@ take one and three. They belong to the event loop's thread, and so does renderin
 
 from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from typing import Generic, TypeVar
 
@@ -17,6 +17,9 @@ from prometheus_client.metrics_core import CounterMetricFamily, HistogramMetricF
 
 from gateway.policy.clock import NANOSECONDS_PER_SECOND
 from gateway.telemetry.catalogue import Definition
+
+CHILDREN_AT_ONCE = 50
+"""To put one child into Prometheus' form and that into text takes 10 to 20 µs, so a turn below 1 ms."""
 
 
 class Count:
@@ -64,17 +67,24 @@ class Family(ABC, Generic[Child]):
     @abstractmethod
     def _new(self) -> Child: ...
 
+    def collect(self) -> Iterator[Metric]:
+        """The metric in parts of its children as they are now, at least one: a tenant has a few, and there
+        may be thousands of tenants."""
+        children = list(self._children.items())
+        for begin in range(0, len(children) or 1, CHILDREN_AT_ONCE):
+            yield self._part(children[begin : begin + CHILDREN_AT_ONCE])
+
     @abstractmethod
-    def collect(self) -> Metric: ...
+    def _part(self, children: Iterable[tuple[tuple[str, ...], Child]]) -> Metric: ...
 
 
 class CounterFamily(Family[Count]):
     def _new(self) -> Count:
         return Count()
 
-    def collect(self) -> CounterMetricFamily:
+    def _part(self, children: Iterable[tuple[tuple[str, ...], Count]]) -> CounterMetricFamily:
         page = CounterMetricFamily(self.definition.name, self.definition.help, labels=self.definition.labels)
-        for values, count in self._children.items():
+        for values, count in children:
             page.add_metric(values, count.value)
         return page
 
@@ -88,11 +98,11 @@ class HistogramFamily(Family[Histogram]):
     def _new(self) -> Histogram:
         return Histogram(self._bounds)
 
-    def collect(self) -> HistogramMetricFamily:
+    def _part(self, children: Iterable[tuple[tuple[str, ...], Histogram]]) -> HistogramMetricFamily:
         page = HistogramMetricFamily(
             self.definition.name, self.definition.help, labels=self.definition.labels
         )
-        for values, histogram in self._children.items():
+        for values, histogram in children:
             cumulated = list(zip(self._names, accumulate(histogram.counts), strict=True))
             page.add_metric(values, cumulated, histogram.total / NANOSECONDS_PER_SECOND)
         return page

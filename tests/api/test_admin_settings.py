@@ -78,6 +78,16 @@ def test_a_change_is_checked_as_a_file_is() -> None:
     )
 
 
+def test_thousands_of_unknown_names_get_a_short_answer() -> None:
+    """The first of them are told, each in the usual words, and that there are more."""
+    with pytest.raises(ChangeRefused) as refused:
+        changed_settings(TWO_ENGINES, {f"capacity{n}": 1 for n in range(5_000)})
+    problems = refused.value.problems
+    assert (len(problems), problems[-1]) == (21, "and more is wrong")
+    assert problems[1] == "capacity1: unknown key, did you mean capacity?"
+    assert refused.value.param == "capacity0"
+
+
 @pytest.mark.parametrize(
     "body",
     [

@@ -292,7 +292,7 @@ async def test_pages_of_other_sites_change_and_read_nothing(gateway: GatewayProc
         assert response.status == status, headers
         if status != 200:
             assert response.error
-    for path in ("/", "/metrics", *(f"/admin/{page}" for page in LOOKS)):
+    for path in ("/", "/metrics", "/openapi.json", *(f"/admin/{page}" for page in LOOKS)):
         rebound = f"GET {path} HTTP/1.1\r\nhost: evil.example:{port}\r\n\r\n".encode()
         assert (await ask(port, rebound, "GET")).status == 403
     rebound = b"POST /admin/drain HTTP/1.1\r\nhost: evil.example\r\ncontent-length: 0\r\n\r\n"
@@ -319,13 +319,13 @@ async def test_the_status_page_is_closed_to_all_else(gateway: GatewayProcess) ->
 
 
 async def test_drain_with_a_token(engine: ScriptedEngine) -> None:
-    """Strangers see no more than an empty page. Drained, it takes nothing, finishes what it has, says so,
-    lets its settings be, and still runs; the token is in no log line."""
+    """Strangers see no more than an empty page, and are in the log. Drained, it takes nothing, finishes what
+    it has, says so, lets its settings be, and still runs; the token is in no log line."""
     held = engine.play = held_stream(token("a"))
     given = settings(engine, server={"operations_token": TOKEN})
     async with running_gateway(given, token=TOKEN) as gateway, RawClient(gateway.port) as client:
         port, allowed = gateway.operations_port, [("authorization", f"Bearer {TOKEN}")]
-        for path in ("/metrics", *(f"/admin/{page}" for page in LOOKS)):
+        for path in ("/metrics", "/openapi.json", *(f"/admin/{page}" for page in LOOKS)):
             for headers in ([], [("authorization", "Bearer wrong")], [("authorization", f"Bearer {TOKEN}x")]):
                 response = await ask(port, get(path, headers), "GET")
                 assert (response.status, response.header("www-authenticate")) == (401, "Bearer")
@@ -333,6 +333,8 @@ async def test_drain_with_a_token(engine: ScriptedEngine) -> None:
         patch = request_head("PATCH", "/admin/settings", [("content-length", "0")])
         for request in (patch, post("/admin/reload", b""), post("/admin/drain", b"")):
             assert (await ask(port, request)).status == 401
+        said = "the operators' port was asked without its token"
+        await eventually(lambda: any(line["event"] == said for line in gateway.log))
         assert (await ask(port, get("/"), "GET")).status == 200
         named = f"GET /admin/state HTTP/1.1\r\nhost: ops.example.com\r\nauthorization: Bearer {TOKEN}\r\n\r\n"
         assert (await ask(port, named.encode(), "GET")).status == 200

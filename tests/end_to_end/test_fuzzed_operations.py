@@ -4,7 +4,7 @@
 """
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import anyio
@@ -30,6 +30,7 @@ pytestmark = pytest.mark.anyio
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "0"))
 TOKEN = "fuzz-operations-token"
+ALLOWED = {"authorization": f"Bearer {TOKEN}"}
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 
 
@@ -46,10 +47,10 @@ async def gateway() -> AsyncIterator[GatewayProcess]:
             yield gateway
 
 
-async def cases(url: str) -> st.SearchStrategy[Any]:
+async def cases(url: str, headers: Mapping[str, str] | None = None) -> st.SearchStrategy[Any]:
     """Requests to all operations of the document at this address; for those that say what a parameter may be
     also such as it may not be."""
-    async with httpx.AsyncClient(trust_env=False) as client:
+    async with httpx.AsyncClient(trust_env=False, headers=headers) as client:
         page = (await client.get(url + "/openapi.json")).raise_for_status().json()
     page["paths"].pop("/admin/drain", None)  # there is no way back from it
     operations = [found.ok() for found in schemathesis.openapi.from_dict(page).get_all_operations()]
@@ -87,14 +88,13 @@ def fuzz(given_cases: st.SearchStrategy[Any], usual: int, url: str, headers: dic
 
 async def test_the_operators_port(gateway: GatewayProcess) -> None:
     """Each operation answers as documented, whatever it is asked with; a reload as well."""
-    given = await cases(gateway.operations)
-    headers = {"authorization": f"Bearer {TOKEN}"}
-    await anyio.to_thread.run_sync(fuzz, given, 25, gateway.operations, headers)
+    given = await cases(gateway.operations, ALLOWED)
+    await anyio.to_thread.run_sync(fuzz, given, 25, gateway.operations, ALLOWED)
 
 
 async def test_the_operators_port_without_its_token(gateway: GatewayProcess) -> None:
     """Strangers get documented answers too."""
-    given = await cases(gateway.operations)
+    given = await cases(gateway.operations, ALLOWED)
     await anyio.to_thread.run_sync(fuzz, given, 20, gateway.operations, {})
 
 

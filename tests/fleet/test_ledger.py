@@ -129,6 +129,25 @@ def test_an_emptied_store_grants_nothing_twice() -> None:
     assert sum(sum(r.rates) for r in fleet.replicas) == pytest.approx(sum(BUDGET), abs=10)
 
 
+def test_a_store_that_nobody_reached_grants_nothing_twice() -> None:
+    """All leases have ended at a store that has kept what it knew: who calls first gets no more than it had
+    until all have said what they hold, which is a third of C each; then all is shared."""
+    fleet = Fleet(demand(900_000), demand(900_000), demand(900_000))
+    fleet.slices(5)
+    fleet.now += 20
+    for replica in fleet.replicas:
+        for later in (0.0, 2.0):
+            replica.standing.failed(replica.asks, "timeout", fleet.now + later)
+    fleet.now += 2
+    until = fleet.now + SETTLE_MS / 1000
+    while fleet.now < until + 0.4:
+        for replica in fleet.replicas:
+            replica.call(fleet.now)
+            assert sum(sum(r.rates) for r in fleet.replicas) <= sum(BUDGET)
+            fleet.now += 0.04
+    assert sum(sum(r.rates) for r in fleet.replicas) == pytest.approx(sum(BUDGET), abs=10)
+
+
 def test_an_emptied_store_learns_the_budget_from_who_comes_first() -> None:
     """What the law has made of C is not forgotten with the store."""
     fleet = Fleet(demand(900_000))

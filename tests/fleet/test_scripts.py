@@ -34,10 +34,16 @@ POOLS = st.builds(
 )
 PLACES = st.builds(
     lambda name, limit, in_use, more: PlacesDemand(name, limit, in_use, in_use + more),
-    st.sampled_from(["gpu0", "lane"]),
+    st.just("key:k"),
     st.integers(0, 20),
     st.integers(0, 12),
     st.integers(0, 9),
+)
+ENGINES_PLACES = st.builds(
+    lambda limit, in_use, wanted: PlacesDemand("places:gpu0", limit, in_use, sum(wanted), tuple(wanted)),
+    st.integers(0, 20),
+    st.integers(0, 12),
+    st.lists(st.integers(0, 12), min_size=3, max_size=3),
 )
 ALLOWANCES = st.builds(
     AllowanceDemand,
@@ -49,7 +55,7 @@ ALLOWANCES = st.builds(
 DEMANDS = st.builds(
     Demand,
     st.lists(POOLS, min_size=1, max_size=2, unique_by=lambda pool: pool.pool).map(tuple),
-    st.lists(PLACES, max_size=2, unique_by=lambda told: told.name).map(tuple),
+    st.lists(st.one_of(PLACES, ENGINES_PLACES), max_size=2, unique_by=lambda told: told.name).map(tuple),
     st.lists(ALLOWANCES, max_size=2, unique_by=lambda told: told.name).map(tuple),
 )
 STEPS = st.lists(

@@ -116,6 +116,37 @@ def test_places_add_up_to_the_limit(limit: int, wanted: list[int], turn: int) ->
             assert have >= max(got) - 1
 
 
+WANTED = st.lists(st.integers(0, 60), min_size=3, max_size=3)
+
+
+@given(st.integers(0, 200), st.lists(WANTED, min_size=1, max_size=6), st.integers(0, 100))
+def test_places_by_class_add_up_to_the_limit(limit: int, by_class: list[list[int]], turn: int) -> None:
+    """All places are given, and where there are enough nobody gets less than it wants."""
+    wanted = [sum(each) for each in by_class]
+    got = places(limit, wanted, turn, by_class)
+    assert sum(got) == limit
+    assert min(got) >= 0
+    if sum(wanted) <= limit:
+        assert all(have >= want for have, want in zip(got, wanted, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("by_class", "expected"),
+    [
+        ([(100, 0, 0), (0, 0, 100)], [95, 5]),  # P0 goes first, but never all the time
+        ([(30, 0, 0), (0, 0, 100)], [30, 70]),
+        ([(0, 100, 0), (0, 0, 100)], [95, 5]),
+        ([(100, 100, 0), (0, 100, 100)], [78, 22]),
+        ([(100, 0, 0), (100, 0, 0)], [50, 50]),
+        ([(10, 0, 0), (0, 0, 0)], [55, 45]),  # what nobody wants is spread evenly
+    ],
+)
+def test_places_go_by_class_first(by_class: list[tuple[int, int, int]], expected: list[int]) -> None:
+    """A replica with batch alone keeps no places that P0 waits for at another one."""
+    got = places(100, [sum(each) for each in by_class], 0, by_class)
+    assert got == pytest.approx(expected, abs=1)
+
+
 def test_the_last_place_goes_around() -> None:
     """One place that three want is each one's in turn."""
     assert {tuple(places(1, [1, 1, 1], turn)) for turn in range(3)} == {(1, 0, 0), (0, 1, 0), (0, 0, 1)}

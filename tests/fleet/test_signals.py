@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gateway.fleet.signals import PooledSignals, Signals, ToldVerdict, told
-from gateway.policy.control_signals import Verdict
+from gateway.fleet.signals import PooledSignals, Report, Signals, ToldVerdict, by_pool, told
+from gateway.policy.control_signals import Readings, Verdict
 
 NOW = 50_000_000_000
 QUIET = Signals(
-    replica="a",
+    pool="gpu",
     gap_ns=0,
     gap_tokens=0.0,
     late_ns=0,
@@ -25,9 +25,13 @@ QUIET = Signals(
 )
 
 
-def read(*replicas: dict[str, Any]) -> Any:
-    messages = [told(replace(QUIET, replica=f"r{i}", **told_of)) for i, told_of in enumerate(replicas)]
-    return PooledSignals().read(messages, NOW)
+def pooled(memory: PooledSignals, *signals: Signals) -> Readings:
+    messages = [told(Report(f"r{i}", (one,))) for i, one in enumerate(signals)]
+    return memory.measured(by_pool(messages)["gpu"], NOW).readings()
+
+
+def read(*replicas: dict[str, Any]) -> Readings:
+    return pooled(PooledSignals(), *(replace(QUIET, **told_of) for told_of in replicas))
 
 
 def test_nothing_told_is_no_sample() -> None:
@@ -62,12 +66,12 @@ def test_the_fullest_engine_and_the_sum_of_what_is_asked_count() -> None:
 
 def test_a_verdict_counts_once_however_often_it_is_told() -> None:
     """By its number; of two that were told together the new one alone is new the next time."""
-    pooled = PooledSignals()
+    memory = PooledSignals()
     first, second = ToldVerdict(3_000, 1_000, True), ToldVerdict(2_500, 500, False)
     once = replace(QUIET, verdict_numbers=(1, 0, 0), verdicts=((first,), (), ()))
     twice = replace(QUIET, verdict_numbers=(2, 0, 0), verdicts=((first, second), (), ()))
     for message in (once, once, twice, twice):
-        readings = pooled.read([told(message)], NOW)
+        readings = pooled(memory, message)
     assert list(readings.verdicts[0]) == [
         Verdict(NOW - 3_000, NOW - 1_000, True),
         Verdict(NOW - 2_500, NOW - 500, False),

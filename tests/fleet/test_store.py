@@ -1,9 +1,11 @@
 """The shared budget against a real Redis and a real Valkey, with everything that can befall them."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -47,7 +49,14 @@ class Replica:
         self.changes: list[Change] = []
         self.gateway = ScriptedGateway(asks)
         self.budget = SharedBudget(url, name, call_seconds_max=rules.call_seconds_max)
-        self.membership = Membership(self.budget, self.gateway, rules, self.changes.append)
+        self.failures: Counter[str] = Counter()
+        self.membership = Membership(
+            self.budget, self.gateway, rules, self.changes.append, on_call=self._called
+        )
+
+    def _called(self, result: str, seconds: float) -> None:
+        if result != "ok":
+            self.failures[result] += 1
 
     @property
     def rates(self) -> tuple[int, ...]:
@@ -137,7 +146,7 @@ async def test_a_flushed_script_cache_goes_unnoticed(server: StoreServer) -> Non
         with server.client() as client:
             client.script_flush()
         await slices(fleet, 1)
-        assert not fleet[0].membership.failures
+        assert not fleet[0].failures
 
 
 async def test_an_emptied_store_grants_nothing_twice(server: StoreServer) -> None:
@@ -167,7 +176,7 @@ async def test_a_read_only_server_is_told_and_outlived(server: StoreServer) -> N
             client.replicaof("127.0.0.1", 1)
             try:
                 assert not await fleet[0].membership.renew()
-                assert fleet[0].membership.failures == {"read_only": 1}
+                assert fleet[0].failures == {"read_only": 1}
                 assert fleet[0].rates == before
             finally:
                 client.replicaof("no", "one")
@@ -190,7 +199,7 @@ async def test_a_wrong_password_is_told_without_the_password(server: StoreServer
                 assert failed.value.reason == "denied"
                 assert "wrong-one" not in str(failed.value)
                 await other.close()
-                assert fleet[0].membership.failures == {"denied": 1}
+                assert fleet[0].failures == {"denied": 1}
             finally:
                 client.config_set("requirepass", "")
         assert await fleet[0].membership.renew()
@@ -216,13 +225,13 @@ async def test_a_stopped_server_comes_back_empty(server: StoreServer) -> None:
             ):
                 assert not any(task.done() for task in tasks), [t for t in tasks if t.done()]
                 assert sum(sum(r.rates) for r in fleet) <= sum(BUDGET)
-                assert time.monotonic() < until, [(r.membership.share, r.membership.failures) for r in fleet]
+                assert time.monotonic() < until, [(r.membership.share, r.failures) for r in fleet]
                 await asyncio.sleep(0.01)
             server.start()
             while not (fleet[0].rates[0] > 500_000 and fleet[1].membership.share.replicas == 2):
                 assert not any(task.done() for task in tasks), [t for t in tasks if t.done()]
                 assert sum(sum(r.rates) for r in fleet) <= sum(BUDGET)
-                assert time.monotonic() < until, [(r.membership.share, r.membership.failures) for r in fleet]
+                assert time.monotonic() < until, [(r.membership.share, r.failures) for r in fleet]
                 await asyncio.sleep(0.01)
         finally:
             for task in tasks:
@@ -242,7 +251,7 @@ async def test_a_hanging_server_holds_a_call_no_longer_than_its_limit(server: St
         os.kill(server.pid, signal.SIGSTOP)
         try:
             assert not await fleet[0].membership.renew()
-            assert fleet[0].membership.failures == {"timed_out": 1}
+            assert fleet[0].failures == {"timed_out": 1}
         finally:
             os.kill(server.pid, signal.SIGCONT)
         until = time.monotonic() + 20
@@ -262,6 +271,35 @@ async def test_the_keys_of_a_fleet_are_in_one_slot_of_a_cluster(tmp_path: Path) 
         async with replicas(server, demand(900_000), demand(1)) as fleet:
             await slices(fleet, 3)
             await fleet[0].membership.leave()
+
+
+async def test_calls_go_to_the_node_of_a_cluster_that_has_the_slot(tmp_path: Path) -> None:
+    """Replicas that were given the address of another node share through the right one."""
+    with contextlib.ExitStack() as stack:
+        nodes = [
+            stack.enter_context(
+                store_server(
+                    "redis",
+                    "--cluster-enabled",
+                    "yes",
+                    "--cluster-config-file",
+                    str(tmp_path / f"{name}.conf"),
+                )
+            )
+            for name in ("asked", "owner")
+        ]
+        asked, owner = (stack.enter_context(node.client()) for node in nodes)
+        owner.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+        asked.execute_command("CLUSTER", "MEET", "127.0.0.1", nodes[1].port)
+        until = time.monotonic() + 30
+        while not all(
+            client.execute_command("CLUSTER", "INFO").count(b"state:ok") for client in (asked, owner)
+        ):
+            assert time.monotonic() < until
+        async with replicas(nodes[0], demand(900_000), demand(1)) as fleet:
+            await slices(fleet, 3)
+            assert fleet[0].membership.share.replicas == 2
+            assert not any(replica.failures for replica in fleet)
 
 
 async def test_the_leader_hears_the_signals_of_all(server: StoreServer) -> None:

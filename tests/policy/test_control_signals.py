@@ -65,7 +65,7 @@ class Scene:
         self.slots.release(ticket)
 
     def read(self, at: float) -> Readings:
-        return self.signals.read([self.slots], PROMISES, round(at * MS))
+        return self.signals.measure([self.slots], PROMISES, round(at * MS)).readings()
 
 
 def gap_ms(readings: Readings) -> float | None:
@@ -307,7 +307,7 @@ def test_the_fullest_memory_counts() -> None:
     scene.slots.told(EngineLoad(kv_usage=0.4), 1000 * MS)
     fuller = UpstreamSlots(upstream("b"), SchedulingParameters())
     fuller.told(EngineLoad(kv_usage=0.7), 1000 * MS)
-    assert scene.signals.read([scene.slots, fuller], PROMISES, 2000 * MS).kv_usage == 0.7
+    assert scene.signals.measure([scene.slots, fuller], PROMISES, 2000 * MS).kv_usage == 0.7
     assert scene.read(9000).kv_usage is None
 
 

@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.policy.clock import NEVER
+from gateway.policy.minute_bucket import MINUTE_NS, MinuteBucket
 from gateway.policy.outcome import Outcome
 from gateway.policy.parameters import PolicyParameters
 from gateway.policy.request import Refusal, Ticket
-from gateway.policy.tenant_limits import MINUTE_NS, MinuteBucket, TenantLimits
+from gateway.policy.tenant_limits import TenantLimits
 from tests.support.minute_oracle import ExactMinute
 from tests.support.policy_settings import P1, ask, nanoseconds, policy
 
@@ -259,7 +260,7 @@ def test_places_of_a_key() -> None:
     assert shut is not None
     assert shut.retry_after_ns is None
     tenants.settle(inside[0], 0, 0)
-    assert tenants.in_flight("k") == 1
+    assert tenants.key_places.in_flight("k") == 1
     assert tenants.refusal(ticket(key="k"), 0) is None
 
 
@@ -269,10 +270,10 @@ def test_asking_remembers_nobody() -> None:
     for i in range(100):
         one = ticket(1, f"tenant {i}", f"key {i}")
         assert tenants.refusal(one, 0) is None
-        assert tenants.in_flight(f"key {i}") == 0
+        assert tenants.key_places.in_flight(f"key {i}") == 0
         tenants.reserve(one, 0)
         tenants.settle(one, 0, 0)
-    assert (len(tenants._tenants), len(tenants._in_flight)) == (0, 0)
+    assert (len(tenants._tenants), len(tenants.key_places._in_flight)) == (0, 0)
 
 
 @pytest.mark.parametrize(("actual", "tokens", "requests"), [(None, 100, 5), (0, 100, 4), (30_000, 70, 4)])
@@ -286,7 +287,7 @@ def test_an_ending_settles_once(actual: int | None, tokens: int, requests: int) 
     for _ in range(3):
         tenants.settle(one, actual, 0)
         assert left(tenants) == (tokens, requests)
-        assert tenants.in_flight("k") == 0
+        assert tenants.key_places.in_flight("k") == 0
 
 
 def test_more_than_estimated_is_a_debt_with_a_bound() -> None:
@@ -306,10 +307,10 @@ def test_what_would_be_refused_is_not_charged_but_inside() -> None:
     one = ticket(50, key="k")
     tenants.reserve(one, 0, charge=False)
     assert left(tenants) == (100, 5)
-    assert tenants.in_flight("k") == 1
+    assert tenants.key_places.in_flight("k") == 1
     tenants.settle(one, None, 0)
     assert left(tenants) == (100, 5)
-    assert tenants.in_flight("k") == 0
+    assert tenants.key_places.in_flight("k") == 0
 
 
 def test_forgiven_is_uncharged_and_still_inside() -> None:
@@ -321,10 +322,10 @@ def test_forgiven_is_uncharged_and_still_inside() -> None:
     for _ in range(2):
         tenants.forgive(one, 0)
         assert left(tenants) == (80, 4)
-        assert tenants.in_flight("k") == 1
+        assert tenants.key_places.in_flight("k") == 1
     tenants.settle(one, None, 0)
     assert left(tenants) == (80, 4)
-    assert tenants.in_flight("k") == 0
+    assert tenants.key_places.in_flight("k") == 0
 
 
 # ---------------------------------------------------------------------- other limits while running
@@ -377,7 +378,7 @@ def test_a_limit_taken_away_is_forgotten() -> None:
     assert tenants.tokens_per_minute("a") is None
     tenants.settle(one, 20_000, 0)
     assert left(tenants) == (None, None)
-    assert tenants.in_flight("k") == 0
+    assert tenants.key_places.in_flight("k") == 0
     assert len(tenants._tenants) == 0
 
 
@@ -501,7 +502,7 @@ def test_any_traffic_adds_up(seed: int) -> None:
         tenants.settle(one, None, now)
         books.settle(one, None)
     _agree(tenants, books, now)
-    assert not tenants._in_flight
+    assert not tenants.key_places._in_flight
     assert min(met.values()) > 300
 
 
@@ -511,7 +512,7 @@ def _agree(tenants: TenantLimits, books: Books, now: int) -> None:
         assert tokens == (books.tokens[tenant].level if tenant in books.tokens else None)
         assert requests == (books.requests[tenant].level if tenant in books.requests else None)
     for key in ("k", "l", "m", "shut"):
-        assert tenants.in_flight(key) == books.inside[key]
+        assert tenants.key_places.in_flight(key) == books.inside[key]
 
 
 def test_a_minute_holds_what_it_says_for_fractions_of_a_second() -> None:

@@ -1,5 +1,7 @@
 """The status page in a real browser. Needs Debian's `chromium`, or another one in QOS_TEST_CHROMIUM."""
 
+import asyncio
+import json
 import os
 import shutil
 from collections.abc import AsyncIterator
@@ -167,8 +169,8 @@ async def test_it_can_be_read_by_day_and_by_night(
 
 
 async def test_it_says_when_its_figures_are_old(browser: "Browser", engine: ScriptedEngine) -> None:
-    """The token is asked for, a wrong one is told, the right one is kept for this tab only; and when the
-    gateway has gone the page says so and keeps what it had."""
+    """The token is asked for, a wrong one is told, the right one is kept for this tab only and goes along to
+    the API's document; and when the gateway has gone the page says so and keeps what it had."""
     given = settings(engine, server={"operations_token": TOKEN})
     async with (
         running_gateway(given, token=TOKEN) as gateway,
@@ -184,6 +186,38 @@ async def test_it_says_when_its_figures_are_old(browser: "Browser", engine: Scri
         await expect(page.locator("#stale")).to_be_hidden()
         assert await page.evaluate("Object.keys(localStorage).length + document.cookie.length") == 0
         assert TOKEN not in page.url
+        await page.get_by_role("link", name="Admin API").click()
+        await expect(page.locator("body")).to_contain_text("/admin/settings")
+        await page.go_back()
+        await expect(page.locator("#board")).to_be_visible()
         await gateway.stop()
         await expect(page.locator("#stale")).to_contain_text("No answer from the gateway", timeout=WAIT_MS)
         await expect(page.locator(".class.P0")).to_be_visible()
+
+
+LONG = "x" * 200
+TROUBLES: list[tuple[int, Any, str]] = [
+    (503, {"error": {"message": f"the reason is {LONG}"}}, f"(status 503, the reason is {LONG})"),
+    (502, "<html>a proxy's page</html>", "(status 502)"),
+    (200, "<html>a proxy's page</html>", "(/admin/state is not JSON)"),
+    (200, {"uptime_seconds": 10**6}, "Answers from the gateway that this page cannot show"),
+]
+"""What answers to a question for the state, and what the page says of it."""
+
+
+async def test_it_tells_what_the_trouble_is(browser: "Browser", gateway: GatewayProcess) -> None:
+    """Also where answers do come, and on a narrow screen, which a long word does not make wider; and no
+    longer when it is over."""
+
+    async def troubled(status: int, body: Any, told: str) -> None:
+        async with opened(browser, gateway.operations, width=400) as (page, _):
+            await expect(page.locator(".class.P0")).to_be_visible()
+            text = body if isinstance(body, str) else json.dumps(body)
+            await page.route("**/admin/state", lambda route: route.fulfill(status=status, body=text))
+            await expect(page.locator("#stale")).to_contain_text(told, timeout=WAIT_MS)
+            await expect(page.locator("#age")).to_contain_text("s old")
+            assert await page.evaluate("document.documentElement.scrollWidth") <= 400
+            await page.unroute("**/admin/state")
+            await expect(page.locator("#stale")).to_be_hidden(timeout=WAIT_MS)
+
+    await asyncio.gather(*(troubled(*trouble) for trouble in TROUBLES))

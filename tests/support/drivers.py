@@ -332,4 +332,4 @@ def assert_quiet(driver: Driver) -> None:
             assert slots.in_flight == [0, 0, 0]
             assert slots.in_flight_total == slots.in_flight_tokens == 0
             assert slots.pending_prefill_tokens == slots.long_prefills == slots.prefills == 0
-    assert not driver.admission._tenants._in_flight
+    assert not driver.admission.tenants.key_places._in_flight

@@ -50,7 +50,7 @@ class Audit:
         self.admission = driver.admission
         self.pools = [PoolAudit(self, pool) for pool in self.admission.pools]
         self.gone: list[PoolAudit] = []  # of other upstreams, with requests that are still at those
-        self.tenants = TenantTwin(self.admission._tenants, self.admission.parameters)
+        self.tenants = TenantTwin(self.admission.tenants, self.admission.parameters)
         self.offered: set[str] = set()
         self.records: dict[str, RequestEnded] = {}  # of those that ended since the last look
         self.ended_charged = 0

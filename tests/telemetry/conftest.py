@@ -81,6 +81,21 @@ def metrics(registry: CollectorRegistry, parameters: PolicyParameters, clock: Ma
     return Metrics(None, registry, parameters=parameters, clock=clock, version="1.2.3", max_label_values=20)
 
 
+@dataclass
+class KnownFleet:
+    state: str = "shared"
+    replicas: int = 3
+    leads: bool = False
+
+
+@pytest.fixture
+def fleet(metrics: Metrics) -> KnownFleet:
+    """With it the page has what is told of a fleet."""
+    fleet = KnownFleet()
+    metrics.watch_fleet(fleet)
+    return fleet
+
+
 @pytest.fixture
 def admission(metrics: Metrics, parameters: PolicyParameters, clock: ManualClock) -> Admission:
     admission = Admission(parameters, clock, metrics)

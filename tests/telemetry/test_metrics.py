@@ -1,5 +1,6 @@
 from dataclasses import replace
 from math import isfinite
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,6 +11,7 @@ from gateway.policy.request import PRIORITIES, Priority, Usage
 from gateway.policy.severity_law import SeverityLaw
 from gateway.telemetry.catalogue import CATALOGUE, PREFIX
 from gateway.telemetry.endings import ended_at_the_door
+from gateway.telemetry.fleet_gauges import CALL_RESULTS
 from gateway.telemetry.metrics import METRIC_NAMES, SERIES_NAMES, Metrics
 
 LABELS = {
@@ -54,6 +56,11 @@ LABELS = {
     "upstream_queue_full_total": {"upstream"},
     "config_reloads_total": {"result"},
     "upstream_load_age_seconds": {"upstream"},
+    "fleet_state": {"state"},
+    "fleet_replicas": set(),
+    "fleet_leader": set(),
+    "fleet_store_calls_total": {"result"},
+    "fleet_store_call_seconds": set(),
     "build_info": {"version"},
 }
 
@@ -74,7 +81,7 @@ def test_catalogue_names_every_metric_with_its_labels():
     assert PREFIX + "queue_wait_seconds_bucket" in SERIES_NAMES
 
 
-def test_page_holds_what_the_catalogue_says(metrics, admission, scrape, ended):
+def test_page_holds_what_the_catalogue_says(metrics, admission, fleet, scrape, ended):
     """Every sample on the page has a name and labels of the catalogue, and every metric can appear."""
     metrics.ended(ended())
     admission.slo_monitor.record(ended(ended_at=1))
@@ -91,6 +98,23 @@ def test_page_holds_what_the_catalogue_says(metrics, admission, scrape, ended):
     for name, labels in page.samples:
         assert {label for label, _ in labels} - {"le"} == by_series[name]
     assert "_created" not in page.text
+
+
+def test_how_it_stands_in_a_fleet(metrics, scrape):
+    """The state is one of four, calls are counted by result from the first scrape on; nothing without a
+    fleet."""
+    assert not [name for name, _ in scrape().samples if "fleet" in name]
+    called = metrics.watch_fleet(SimpleNamespace(state="holding", replicas=5, leads=True))
+    called("ok", 0.003)
+    called("timed_out", 0.5)
+    page = scrape()
+    states = ("joining", "shared", "holding", "alone")
+    assert [page.value("fleet_state", state=state) for state in states] == [0, 0, 1, 0]
+    assert (page.value("fleet_replicas"), page.value("fleet_leader")) == (5, 1)
+    calls = {result: page.value("fleet_store_calls_total", result=result) for result in CALL_RESULTS}
+    assert calls == {**dict.fromkeys(CALL_RESULTS, 0), "ok": 1, "timed_out": 1}
+    assert page.value("fleet_store_call_seconds_bucket", le="0.005") == 1
+    assert page.value("fleet_store_call_seconds_sum") == pytest.approx(0.503)
 
 
 def test_all_classes_exist_before_the_first_request(metrics, scrape):

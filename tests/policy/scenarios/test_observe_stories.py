@@ -44,7 +44,7 @@ def level(priority: Priority, tokens: float) -> Action:
 
 def tenant_has(tokens: int, requests: int) -> Action:
     def check(driver: Driver) -> None:
-        buckets = driver.admission._tenants.buckets("t", driver.clock.now())
+        buckets = driver.admission.tenants.buckets("t", driver.clock.now())
         assert [b.left for b in buckets if b is not None] == [tokens, requests]
 
     return see(check)

@@ -50,7 +50,7 @@ def levels(*tokens: float) -> Action:
 
 def tenant_has(tokens: int | None, requests: int | None) -> Action:
     def check(driver: Driver) -> None:
-        buckets = driver.admission._tenants.buckets("t", driver.clock.now())
+        buckets = driver.admission.tenants.buckets("t", driver.clock.now())
         assert [None if b is None else b.left for b in buckets] == [tokens, requests]
 
     return see(check)

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from gateway.policy.admission import RequestTooLong
+from gateway.policy.minute_bucket import UNITS_PER_MILLI
 from gateway.policy.outcome import Outcome
 from gateway.policy.parameters import PolicyParameters, TenantParameters
 from gateway.policy.request import Priority, Stage, Ticket
-from gateway.policy.tenant_limits import UNITS_PER_MILLI
 from tests.support.drivers import VirtualDriver, assert_quiet
 from tests.support.policy_settings import P2, policy, upstream
 
@@ -110,12 +110,12 @@ def test_a_tenants_books_balance(seed: int) -> None:
     for n in range(STEPS):
         traffic.step(f"r{n}")
     traffic.end()
-    limits = traffic.driver.admission._tenants
+    limits = traffic.driver.admission.tenants
     for tenant in TENANTS:
         tokens, requests = limits.buckets(tenant, 0)
         for bucket, used in ((tokens, traffic.tokens[tenant]), (requests, traffic.requests[tenant])):
             if bucket is not None:
                 assert bucket._level == bucket._full - used * 1000 * UNITS_PER_MILLI
-    assert not limits._in_flight
+    assert not limits.key_places._in_flight
     assert traffic.driver.clock.now() == 0
     assert_quiet(traffic.driver)

@@ -38,7 +38,7 @@ def left(tokens: int | None, requests: int | None, tenant: str = "t") -> Action:
     """What the tenant has left, in whole tokens and requests."""
 
     def check(driver: Driver) -> None:
-        buckets = driver.admission._tenants.buckets(tenant, driver.clock.now())
+        buckets = driver.admission.tenants.buckets(tenant, driver.clock.now())
         assert [None if b is None else b.left for b in buckets] == [tokens, requests]
 
     return see(check)
@@ -79,7 +79,7 @@ def advice(name: str, seconds: float | None) -> Action:
 
 def inside(key: str, requests: int) -> Action:
     def check(driver: Driver) -> None:
-        assert driver.admission._tenants.in_flight(key) == requests
+        assert driver.admission.tenants.key_places.in_flight(key) == requests
 
     return see(check)
 
