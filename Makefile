@@ -94,6 +94,10 @@ bench-policy: $(INSTALLED_DEV) ## Requests per second that the policy alone deci
 bench-growth: $(INSTALLED_DEV) ## Cost as work grows: decisions, memory, start-up; ARGS="memory --queued 2000 --out FILE"
 	@$(VENV_PYTHON) -m tests.benchmarks.growth $(ARGS)
 
+.PHONY: bench-fleet
+bench-fleet: $(INSTALLED_DEV) ## Three gateways with one budget, and what befalls it, 12 minutes; ARGS="--only shares --runs 1"
+	@$(VENV_PYTHON) -m tests.benchmarks.fleet $(ARGS)
+
 .PHONY: estimate-error
 estimate-error: $(INSTALLED_DEV) ## How far off estimates of input tokens are; ARGS="--tokenizer FILE" takes a model's own
 	@$(VENV_PYTHON) -m tests.benchmarks.estimate_error $(ARGS)
@@ -114,7 +118,9 @@ lock: ## Renew the lock files after a change of pyproject.toml; UPGRADE=1 takes 
 	test -x $(LOCK_TOOLS)/bin/python || "$(PYTHON)" -m venv $(LOCK_TOOLS)
 	$(LOCK_TOOLS)/bin/python -m pip install --quiet pip-tools
 	$(PIP_COMPILE) $(if $(UPGRADE),--upgrade) --output-file requirements.lock pyproject.toml
-	$(PIP_COMPILE) $(if $(UPGRADE),--upgrade) --constraint requirements.lock --extra dev \
+	$(PIP_COMPILE) $(if $(UPGRADE),--upgrade) --constraint requirements.lock --extra redis --extra otel \
+		--output-file requirements-image.lock pyproject.toml
+	$(PIP_COMPILE) $(if $(UPGRADE),--upgrade) --constraint requirements-image.lock --extra dev \
 		--output-file requirements-dev.lock pyproject.toml
 
 .PHONY: clean

@@ -60,6 +60,8 @@ class AllowanceDemand(Struct, frozen=True, array_like=True):
     """Since the gateway started; refunds make it less."""
     wanted: int
     """For the next second."""
+    largest: int = 0
+    """What the largest of its requests wants of it."""
 
 
 class Demand(Struct, frozen=True, array_like=True):

@@ -24,6 +24,8 @@ from gateway.fleet.shares import allowance, between_classes, between_replicas, p
 SETTLE_MS = 500
 """After the store was emptied, or nobody has reached it for the length of a lease: until everybody will have
 said what it holds, nobody gets more."""
+TURN_MS = 1000
+"""For so long a replica comes first where a tenant's bucket holds too little for all."""
 PLAN_MS = 1
 """A plan is good for so long for each replica: it costs as much, so all plans together cost the same."""
 
@@ -42,7 +44,8 @@ class _Plan:
     replicas: int
     pools: dict[str, tuple[list[float], list[int], list[int]]] = field(default_factory=dict)
     """Of each class what all may use, how many ask for it, and where it is active."""
-    allowances: dict[str, tuple[int, int]] = field(default_factory=dict)
+    allowances: dict[str, tuple[int, int, str, tuple[int, int]]] = field(default_factory=dict)
+    """Of each what all want, how many ask, whose turn it is, what that one wants and its largest request."""
     rates: dict[tuple[str, str], list[int]] = field(default_factory=dict)
     places: dict[tuple[str, str], int] = field(default_factory=dict)
 
@@ -166,14 +169,19 @@ class Ledger:
         plan = _Plan(now_ms, len(self._members))
         pools: dict[str, list[tuple[str, PoolDemand]]] = {}
         wanted: dict[str, list[tuple[str, PlacesDemand]]] = {}
+        asks: dict[str, list[tuple[str, AllowanceDemand]]] = {}
         for member, record in self._members.items():
             for pool in record.demand.pools:
                 pools.setdefault(pool.pool, []).append((member, pool))
             for told in record.demand.places:
                 wanted.setdefault(told.name, []).append((member, told))
             for bucket in record.demand.allowances:
-                of_all, askers = plan.allowances.get(bucket.name, (0, 0))
-                plan.allowances[bucket.name] = of_all + bucket.wanted, askers + 1
+                asks.setdefault(bucket.name, []).append((member, bucket))
+        for name, told_by_each in asks.items():
+            of_all = sum(bucket.wanted for _, bucket in told_by_each)
+            wanting = [(m, (b.wanted, b.largest)) for m, b in told_by_each if b.wanted > 0]
+            first = wanting[now_ms // TURN_MS % len(wanting)] if wanting else ("", (0, 0))
+            plan.allowances[name] = of_all, len(told_by_each), *first
         for name, asking in pools.items():
             self._plan_pool(plan, name, asking)
         for name, told_by in wanted.items():
@@ -241,8 +249,9 @@ class Ledger:
     def _allowance_share(
         self, member: str, plan: _Plan, told: AllowanceDemand, until: int, level: float, settling: bool
     ) -> AllowanceShare:
-        of_all, askers = plan.allowances.get(told.name, (0, 0))
-        fair = allowance(level, told.wanted, max(of_all, told.wanted), max(askers, 1))
+        of_all, askers, first, wants = plan.allowances.get(told.name, (0, 0, "", (0, 0)))
+        of_all = max(of_all, told.wanted)
+        fair = allowance(level, told.wanted, of_all, max(askers, 1), wants, first == member)
         may = max(min(fair, floor(level - self._held_by_others(member, f"a:{told.name}"))), 0)
         if settling:
             may = min(may, max(until - told.used, 0))

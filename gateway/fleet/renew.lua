@@ -18,6 +18,7 @@ local FLOOR_PART = 0.02
 local KEPT_MS = 600000       -- every key dies by itself
 local SETTLE_MS = 500        -- after the store was emptied, or away: until everybody has said what it holds
 local CLASS_PARTS = {0.62, 0.33, 0.05}
+local TURN_MS = 1000
 local PLAN_MS = 1            -- for each replica: a plan costs as much, so all plans together cost the same
 
 local table_unpack = unpack
@@ -197,10 +198,13 @@ local function raised(wanted, held, free)
   return next_ones
 end
 
-local function allowance(level, wanted, wanted_by_all, replicas)
+local function allowance(level, wanted, wanted_by_all, replicas, first, largest, is_first)
   if level <= 0 then return 0 end
-  if wanted_by_all > level then return floor(level * (wanted / wanted_by_all)) end
-  return floor(wanted + (level - wanted_by_all) / replicas)
+  if wanted_by_all <= level then return floor(wanted + (level - wanted_by_all) / replicas) end
+  local claim = min(max(level * (first / wanted_by_all), largest), level)
+  if is_first then return floor(claim) end
+  local others = wanted_by_all - first
+  return others > 0 and floor((level - claim) * (wanted / others)) or 0
 end
 
 -- ------------------------------------------------------------------ a life of the store
@@ -325,7 +329,7 @@ local function plan()
   ids[#ids + 1] = id
   table.sort(ids)
   local lines, meta, held = {}, {now, #ids, pools = {}, allowances = {}}, {}
-  local wanted_places, turn = {}, floor(now / 100)
+  local wanted_places, asks, turn = {}, {}, floor(now / 100)
   for _, member in ipairs(ids) do
     lines[member] = {pools = {}, places = {}}
     for name, amount in pairs(records[member][5]) do held[name] = (held[name] or 0) + amount end
@@ -338,9 +342,17 @@ local function plan()
       table.insert(all[4], place[5])
     end
     for _, bucket in ipairs(records[member][3][3]) do
-      local all = meta.allowances[bucket[1]] or {0, 0}
-      meta.allowances[bucket[1]] = {all[1] + bucket[4], all[2] + 1}
+      local all = meta.allowances[bucket[1]] or {0, 0, '', 0, 0}
+      meta.allowances[bucket[1]] = all
+      all[1], all[2] = all[1] + bucket[4], all[2] + 1
+      local asking = asks[bucket[1]] or {}
+      asks[bucket[1]] = asking
+      if bucket[4] > 0 then table.insert(asking, {member, bucket[4], bucket[5]}) end
     end
+  end
+  for name, asking in pairs(asks) do
+    local first = asking[floor(now / TURN_MS) % max(#asking, 1) + 1]
+    for i, told in ipairs(first or {}) do meta.allowances[name][2 + i] = told end
   end
   local pools_of_all, order = by_pool(records, ids)
   for _, name in ipairs(order) do plan_pool(name, pools_of_all[name], lines, meta) end
@@ -406,9 +418,11 @@ for i, place in ipairs(places) do
   accounted[name] = max(limits[i], place[3], may)
 end
 for i, bucket in ipairs(allowances) do
-  local name, of_all = 'a:' .. bucket[1], meta.allowances[bucket[1]] or {0, 0}
+  local name, of_all = 'a:' .. bucket[1], meta.allowances[bucket[1]] or {0, 0, '', 0, 0}
   local level = available[i]
-  local fair = allowance(level, bucket[4], max(of_all[1], bucket[4]), max(of_all[2], 1))
+  local fair = allowance(
+    level, bucket[4], max(of_all[1], bucket[4]), max(of_all[2], 1), of_all[4], of_all[5], of_all[3] == id
+  )
   local may = max(min(fair, floor(level - held_by_others(name))), 0)
   if settling then may = min(may, max(untils[i] - bucket[3], 0)) end
   granted_allowances[i] = {bucket[1], bucket[3] + may, floor(level), 0}

@@ -155,14 +155,27 @@ def raised(wanted: Sequence[int], held: Sequence[int], free: float) -> list[int]
     return next_ones
 
 
-def allowance(level: float, wanted: float, wanted_by_all: float, replicas: int) -> int:
+def allowance(
+    level: float,
+    wanted: float,
+    wanted_by_all: float,
+    replicas: int,
+    first: tuple[float, float],
+    is_first: bool,
+) -> int:
     """Of a tenant's bucket, for one of the replicas at which it asks: what it wants and a part of what
-    nobody does; where there is too little, by what each wants."""
+    nobody does; where there is too little, by what each wants. Only that the `first`, whose turn it is, has
+    enough for its largest request, where the bucket has: by parts alone that might never be paid.
+    `first`: what it wants, and its largest request."""
     if level <= 0:
         return 0
-    if wanted_by_all > level:
-        return floor(level * (wanted / wanted_by_all))
-    return floor(wanted + (level - wanted_by_all) / replicas)
+    if wanted_by_all <= level:
+        return floor(wanted + (level - wanted_by_all) / replicas)
+    claim = min(max(level * (first[0] / wanted_by_all), first[1]), level)
+    if is_first:
+        return floor(claim)
+    others = wanted_by_all - first[0]
+    return floor((level - claim) * (wanted / others)) if others > 0 else 0
 
 
 def _sum(numbers: Iterable[float]) -> float:

@@ -29,6 +29,8 @@ from gateway.fleet.messages import Granted, Renewal
 RAISED_AFTER_SECONDS = 1.0
 """After the lease has ended: by then everybody who had more has gone down."""
 SIGNALS_EVERY_SECONDS = 0.95
+COUNTED_WITHIN_SECONDS = 1.0
+"""A store that was emptied counts the replicas anew, as they come: so long there are no fewer than before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,7 @@ class Standing:
         self._epoch = self._fence = 0
         self._good_from: float | None = None
         self._signals_at = float("-inf")
+        self._counting_until = float("-inf")
         self.share = Share(State.JOINING, rules.replicas_assumed)
         self.lowered = False
         """By its last answer: the others wait for this replica to say that it has heard."""
@@ -99,6 +102,11 @@ class Standing:
     def answered(
         self, granted: Granted, signals: Sequence[str], sent_at: float, now: float
     ) -> tuple[Share, Change | None]:
+        replicas = granted.replicas
+        if self._epoch not in (0, granted.epoch):
+            self._counting_until = now + COUNTED_WITHIN_SECONDS
+        if now < self._counting_until:
+            replicas = max(replicas, self.share.replicas)
         self._epoch = granted.epoch
         self._fence = granted.fence or self._fence
         self._good_from = sent_at
@@ -108,7 +116,7 @@ class Standing:
         share, change = self._now(
             Share(
                 state=State.SHARED,
-                replicas=granted.replicas,
+                replicas=replicas,
                 pools=granted.pools,
                 places=granted.places,
                 allowances=granted.allowances,

@@ -228,8 +228,8 @@ class Admission:
             self._tell_changes(pool)
 
     def set_upstream_trial(self, name: str) -> None:
-        """An upstream that is down may get one request, to show whether it serves again, or one more beside it. What comes
-        of it is told with `set_upstream_health`, before the request ends."""
+        """An upstream that is down may get one request, to show whether it serves again, or one more beside
+        it. What comes of it is told with `set_upstream_health`, before the request ends."""
         pool, slots = self._slots[name]
         now = self._clock.now()
         self._observer.trial_allowed(name, now)

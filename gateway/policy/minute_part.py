@@ -30,6 +30,8 @@ class AllowanceUse(NamedTuple):
     used: int
     wanted: int
     """For the next second."""
+    largest: int
+    """Of the requests that want it."""
 
 
 class MinutePart(MinuteBucket):
@@ -43,6 +45,7 @@ class MinutePart(MinuteBucket):
         self._in_use_until = now
         self._second = now
         self._asked = self._asked_before = 0
+        self._largest = self._largest_before = 0
         self._total = self._full
         self._inflow = self._part
         self._level = self._inflow * UNITS_PER_MILLI
@@ -133,6 +136,7 @@ class MinutePart(MinuteBucket):
         self._in_use_until = now + IN_USE_NS
         self._turn_second(now)
         self._asked += amount
+        self._largest = max(self._largest, amount)
 
     def use(self, now: int) -> AllowanceUse | None:
         """What is to be told now; None while the tenant is not in use."""
@@ -143,7 +147,8 @@ class MinutePart(MinuteBucket):
         self._last_told = self._used if self._is_told else max(self._last_told, self._used - self._part)
         self._is_told = True
         wanted = max(self._asked, self._asked_before)
-        return AllowanceUse(self.per_minute * MILLITOKENS, self._last_told, wanted)
+        largest = max(self._largest, self._largest_before)
+        return AllowanceUse(self.per_minute * MILLITOKENS, self._last_told, wanted, largest)
 
     def tell_no_more(self, now: int) -> None:
         """Others were used later, and there are too many to tell of all."""
@@ -163,6 +168,7 @@ class MinutePart(MinuteBucket):
     def _turn_second(self, now: int) -> None:
         passed = now - self._second
         if passed >= NANOSECONDS_PER_SECOND:
-            self._asked_before = self._asked if passed < 2 * NANOSECONDS_PER_SECOND else 0
-            self._asked = 0
+            recent = passed < 2 * NANOSECONDS_PER_SECOND
+            self._asked_before, self._asked = self._asked if recent else 0, 0
+            self._largest_before, self._largest = self._largest if recent else 0, 0
             self._second = now

@@ -51,6 +51,7 @@ ALLOWANCES = st.builds(
     st.integers(0, 10**6),
     st.integers(0, 10**6),
     st.integers(0, 10**5),
+    st.integers(0, 10**5),
 )
 DEMANDS = st.builds(
     Demand,

@@ -166,10 +166,19 @@ def test_more_only_of_what_is_free(wanted: list[int], held: list[int], free: int
         assert min(w, h) <= g <= w
 
 
-@given(st.integers(-1000, 10**6), st.lists(st.integers(0, 10**6), min_size=1, max_size=5))
-def test_allowances_add_up_to_the_level(level: int, wanted: list[int]) -> None:
-    """Of a tenant's bucket no more is handed out than it holds; all wants are met where they can be."""
-    got = [allowance(level, w, sum(wanted), len(wanted)) for w in wanted]
+@given(
+    st.integers(-1000, 10**6),
+    st.lists(st.integers(0, 10**6), min_size=1, max_size=5),
+    st.integers(0, 4),
+    st.integers(0, 10**6),
+)
+def test_allowances_add_up_to_the_level(level: int, wanted: list[int], turn: int, largest: int) -> None:
+    """Of a tenant's bucket no more is handed out than it holds; all wants are met where they can be, and else
+    one request at least of the one whose turn it is."""
+    turn %= len(wanted)
+    first = wanted[turn], min(largest, wanted[turn])
+    got = [allowance(level, w, sum(wanted), len(wanted), first, i == turn) for i, w in enumerate(wanted)]
     assert sum(got) <= max(level, 0)
+    assert got[turn] >= min(first[1], max(level, 0))
     if sum(wanted) <= level:
         assert all(g >= w for g, w in zip(got, wanted, strict=True))

@@ -101,3 +101,14 @@ def test_the_clock_of_a_replica_does_not_matter() -> None:
     parts = [standing.share.pools[0].rates[0] for standing in (ahead, right)]
     assert abs(parts[0] - parts[1]) < 10
     assert sum(ahead.share.pools[0].rates) + sum(right.share.pools[0].rates) <= sum(BUDGET)
+
+
+def test_an_emptied_store_does_not_make_the_fleet_smaller() -> None:
+    """Until all have had the time to come again: what falls back to a part by their number stays a part."""
+    _, busy, idle = shared(100.0)
+    emptied = Ledger()
+    for at, known in ((100.1, 2), (101.0, 2), (101.2, 1)):
+        share, _ = busy.answered(emptied.renew(round(at * 1e6), "busy", busy.renewal(ASKS, at)), (), at, at)
+        assert (at, share.replicas) == (at, known)
+    granted = emptied.renew(101_300_000, "idle", idle.renewal(IDLE, 101.3))
+    assert idle.answered(granted, (), 101.3, 101.3)[0].replicas == 2

@@ -52,7 +52,7 @@ def test_what_was_used_before_the_store_knew_is_charged_with_the_second_telling(
     """In the first one the count stands where it stood before."""
     bucket = part()
     pays(bucket, 10_000, 0)
-    assert told(bucket) == AllowanceUse(60_000, 0, 10_000)
+    assert told(bucket) == AllowanceUse(60_000, 0, 10_000, 10_000)
     assert told(bucket, SECOND // 10).used == 10_000
 
 
