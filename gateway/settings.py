@@ -61,6 +61,9 @@ from gateway.config_values import (
 SHARE_SUM_TOLERANCE: Final = 1e-6
 """Shares are written in decimals, whose sum in binary is seldom exactly 1."""
 
+SLICE_SECONDS_MAX: Final = 0.5
+"""That a class is active at another gateway holds for a second."""
+
 _WILDCARD_HOSTS: Final = ("0.0.0.0", "::")
 
 Mode = Literal["enforce", "observe"]
@@ -378,6 +381,9 @@ class FleetSettings(Section):
         return self
 
     def _problems(self) -> Iterator[Problem]:
+        if self.slice_seconds > SLICE_SECONDS_MAX:
+            expected = f"at most {SLICE_SECONDS_MAX:g}: what is known of other gateways grows old"
+            yield Problem(("slice_seconds",), f"found {self.slice_seconds:g}, expected {expected}")
         longest = max(10 * self.slice_seconds, 4 * self.call_seconds_max)
         if self.lease_seconds < longest:
             expected = f"at least {longest:g}: ten slices, and four calls that time out"

@@ -476,6 +476,8 @@ def test_fleets_are_told_apart_and_leases_outlast_calls(problems: Any) -> None:
     """A name that would break the keys' hash tag, and a lease that a few failed calls would end."""
     (line,) = problems("fleet: {name: 'a}b'}")
     assert line == 'fleet.name: found "a}b", expected a name in printable characters without { and }'
+    (line,) = problems("fleet: {slice_seconds: 0.6}")
+    assert line.startswith("fleet.slice_seconds: found 0.6, expected at most 0.5")
     (line,) = problems("fleet: {lease_seconds: 1, call_seconds_max: 0.5}")
     assert line.startswith("fleet.lease_seconds: found 1, expected at least 2")
 

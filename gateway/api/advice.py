@@ -46,6 +46,11 @@ def _all_advice(settings: Settings, keys: KeyRing | None) -> Iterator[Advice]:
     for upstream in settings.upstreams:
         if upstream.url.startswith("https://") and not upstream.tls_verify:
             yield Advice("tls_verify is off: whoever answers is taken for it", (("upstream", upstream.name),))
+    if settings.store_url is not None and settings.fleet.replicas_assumed == 1:
+        yield Advice(
+            "fleet.replicas_assumed is 1: gateways that start while the shared state is away take all of the "
+            "budget each"
+        )
     if keys is None:
         yield Advice("open gateway: no keys_file, so anybody may claim any class")
 

@@ -37,6 +37,8 @@ class PoolDemand(Struct, frozen=True, array_like=True):
     flows: tuple[tuple[Flow, ...], ...]
     """By class: what was asked over the last two seconds, and besides what waits for tokens, to be paid in
     two seconds, or in as long as the class may be throttled where that is longer."""
+    nominal: int = 0
+    """C as configured, to which the budget is relative."""
 
 
 class PlacesDemand(Struct, frozen=True, array_like=True):
@@ -87,6 +89,8 @@ class PoolShare(Struct, frozen=True, array_like=True):
     because it asks for little."""
     own: ByClass
     """The part of its rates that is not lent by other classes."""
+    nominal: int = 0
+    """C as it was configured where the budget was set."""
 
 
 class PlacesShare(Struct, frozen=True, array_like=True):

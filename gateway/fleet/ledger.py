@@ -58,7 +58,8 @@ class Ledger:
         self._settling_until_ms = 0
         self._leases_end_ms = 0
         self._members: dict[str, _Record] = {}
-        self._budgets: dict[str, tuple[int, ByClass]] = {}
+        self._budgets: dict[str, tuple[int, PoolDemand]] = {}
+        """The fence of whoever set it, and what that one told."""
         self._levels: dict[str, tuple[float, int]] = {}
         self._lead: tuple[str, int, int] | None = None  # id, fence, expires_ms
         self._plan: _Plan | None = None
@@ -73,7 +74,7 @@ class Ledger:
         fence = self._elect(now, member, renewal)
         for pool in demand.pools:
             if pool.pool not in self._budgets or (fence and renewal.fence == fence):
-                self._budgets[pool.pool] = (fence if renewal.fence == fence else 0, pool.budget)
+                self._budgets[pool.pool] = (fence if renewal.fence == fence else 0, pool)
         levels = [
             self._level(now_ms, self._members.get(member), told, last)
             for told, last in zip(demand.allowances, renewal.levels, strict=True)
@@ -184,6 +185,7 @@ class Ledger:
             plan.allowances[name] = of_all, len(told_by_each), *first
         for name, asking in pools.items():
             self._plan_pool(plan, name, asking)
+        self._budgets = {name: told for name, told in self._budgets.items() if name in pools}
         for name, told_by in wanted.items():
             limit = min(told.limit for _, told in told_by)
             by_class = [told.by_class for _, told in told_by]
@@ -194,13 +196,14 @@ class Ledger:
 
     def _plan_pool(self, plan: _Plan, name: str, asking: Sequence[tuple[str, PoolDemand]]) -> None:
         first = asking[0][1]
-        rates = self._budgets[name][1] if name in self._budgets else first.budget
+        leads = self._budgets[name][1] if name in self._budgets else first
+        rates = leads.budget
         classes = range(len(rates))
         by_class = [[_wanted(pool, k) for _, pool in asking] for k in classes]
         totals = between_classes(
             rates,
             [float(sum(wanted)) for wanted in by_class],
-            first.ceiling_shares,
+            leads.ceiling_shares,
             [any(pool.active[k] for _, pool in asking) for k in classes],
         )
         shares = [between_replicas(totals[k], [_flows(pool, k) for _, pool in asking]) for k in classes]
@@ -217,7 +220,8 @@ class Ledger:
     def _pool_share(
         self, member: str, plan: _Plan, pool: PoolDemand, held: ByClass, settling: bool
     ) -> PoolShare:
-        fence, budget = self._budgets[pool.pool]
+        fence, told_by_leader = self._budgets[pool.pool]
+        budget = told_by_leader.budget
         totals, askers, actives = plan.pools[pool.pool]
         free = sum(budget) - self._held_by_others(member, f"p:{pool.pool}")
         rates = raised(plan.rates[member, pool.pool], held, sum(held) if settling else free)
@@ -237,6 +241,7 @@ class Ledger:
                 rate if total <= guaranteed else floor(rate * (guaranteed / total))
                 for rate, total, guaranteed in zip(rates, totals, budget, strict=True)
             ),
+            nominal=told_by_leader.nominal,
         )
 
     def _places_share(

@@ -3,7 +3,7 @@
 -- KEYS    members  id -> record: what each replica said last, and what counts as held by it
 --         plan     id -> its fair shares; "" -> when that was computed, and sums over all
 --         held     what all replicas hold together: "p:" pool, "l:" places, "a:" allowance
---         budgets  pool -> {fence, C of each class}
+--         budgets  pool -> {fence, C of each class, C as configured, ceilings}
 --         buckets  allowance -> {level, at, per minute}
 --         lead     {id, fence, until when}
 --         epoch    {when this life of the store began, until when nobody gets more, when the last lease ends}
@@ -19,6 +19,7 @@ local KEPT_MS = 600000       -- every key dies by itself
 local SETTLE_MS = 500        -- after the store was emptied, or away: until everybody has said what it holds
 local CLASS_PARTS = {0.62, 0.33, 0.05}
 local TURN_MS = 1000
+local FRESH_MS = 2000        -- signals of a replica that has said nothing for longer are old news
 local PLAN_MS = 1            -- for each replica: a plan costs as much, so all plans together cost the same
 
 local table_unpack = unpack
@@ -239,7 +240,7 @@ local budgets = {}
 for i, pool in ipairs(pools) do
   local known = field(BUDGETS, pool[1])
   if not known or (leads and fence_known == lead[2]) then
-    known = {leads and fence_known == lead[2] and lead[2] or 0, pool[2]}
+    known = {leads and fence_known == lead[2] and lead[2] or 0, pool[2], pool[6], pool[3]}
     redis.call('HSET', BUDGETS, pool[1], pack(known))
   end
   budgets[i] = known
@@ -302,7 +303,7 @@ local function plan_pool(name, asking, lines, meta)
       asked[k][i] = flows
     end
   end
-  local totals = between_classes(rates, demands, first[3], active)
+  local totals = between_classes(rates, demands, budget and budget[4] or first[3], active)
   for k = 1, #rates do
     local shares = between_replicas(totals[k], asked[k])
     for i, one in ipairs(asking) do
@@ -356,6 +357,9 @@ local function plan()
   end
   local pools_of_all, order = by_pool(records, ids)
   for _, name in ipairs(order) do plan_pool(name, pools_of_all[name], lines, meta) end
+  for _, name in ipairs(redis.call('HKEYS', BUDGETS)) do
+    if not pools_of_all[name] then redis.call('HDEL', BUDGETS, name) end
+  end
   for name, all in pairs(wanted_places) do
     for i, share in ipairs(shared_places(all[1], all[3], turn, all[4])) do lines[all[2][i]].places[name] = share end
   end
@@ -407,7 +411,7 @@ for i, pool in ipairs(pools) do
     own[k] = rates[k]
     if totals[k] > budget[2][k] then own[k] = floor(rates[k] * (budget[2][k] / totals[k])) end
   end
-  granted_pools[i] = {pool[1], rates, budget[2], budget[1], elsewhere, prospects, own}
+  granted_pools[i] = {pool[1], rates, budget[2], budget[1], elsewhere, prospects, own, budget[3]}
   accounted[name] = max(sum(held), sum(rates))
 end
 for i, place in ipairs(places) do
@@ -446,7 +450,7 @@ local answer = {pack({life[1], meta[2], leads and lead[2] or 0, granted_pools, g
 if leads and wants_signals then
   for _, value in ipairs(redis.call('HVALS', MEMBERS)) do
     local one = unpack(value)
-    if one[1] > now and one[4] ~= '' then answer[#answer + 1] = one[4] end
+    if one[2] > now - FRESH_MS and one[4] ~= '' then answer[#answer + 1] = one[4] end
   end
 end
 return answer

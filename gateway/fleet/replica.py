@@ -127,6 +127,7 @@ def _pool_demand(pool: Pool, now: int) -> PoolDemand:
         ceiling_shares=pool.control.limits.ceiling_shares,
         active=tuple(pool.is_active(p, now) for p in PRIORITIES),
         flows=tuple(_flows(pool.demand(p, now)) for p in PRIORITIES),
+        nominal=pool.control.limits.nominal,
     )
 
 
@@ -150,6 +151,7 @@ def _part(pool: PoolShare, share: Share) -> BudgetPart:
         own_rates=pool.own,
         prospects=pool.prospects,
         budget=pool.budget,
+        nominal=pool.nominal,
         gateways=share.replicas,
         active_elsewhere=pool.active,
         decides=share.leads,

@@ -171,7 +171,9 @@ class Standing:
                 rates = tuple(min(rate, held) for rate, held in zip(rates, had.rates, strict=True))
             fence = 0 if had is None else had.fence
             new_pools.append(
-                PoolShare(pool.pool, rates, pool.budget, fence, (False,) * len(rates), rates, own=rates)
+                PoolShare(
+                    pool.pool, rates, pool.budget, fence, (False,) * len(rates), rates, rates, pool.nominal
+                )
             )
         new_places = []
         for told in demand.places:

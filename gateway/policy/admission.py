@@ -325,7 +325,7 @@ class Admission:
         self.tenants.share(parts.gateways, now)
         self.tenants.key_places.take_parts(parts.keys, parts.gateways)
         for (tenant, what), told in parts.minutes.items():
-            if (minute := self.tenants.part_of(tenant, what)) is not None:
+            if (minute := self.tenants.part_of(tenant, what, now)) is not None:
                 minute.take_part(*told, now)
         for pool in self.pools:
             pool.take_limits(parts.engines, parts.gateways)
@@ -336,7 +336,9 @@ class Admission:
     def _untold(self, pool: Pool) -> int:
         """How many share a pool of which this one has no part yet; 0 where it has one, or nobody shares."""
         parts = self._parts
-        return 0 if parts is None or pool.name in parts.pools else parts.gateways
+        if parts is None or (pool.control.shared and pool.name in parts.pools):
+            return 0
+        return parts.gateways
 
     def pooled(self, measured: Mapping[str, Measured]) -> None:
         """What all gateways have measured, by pool: for the law of the one that decides."""

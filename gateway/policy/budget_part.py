@@ -29,6 +29,8 @@ class BudgetPart(NamedTuple):
     budget: tuple[int, ...]
     """Of all gateways together."""
     gateways: int
+    nominal: int = 0
+    """C as it was configured where the budget was set; 0: nobody knows."""
     active_elsewhere: tuple[bool, ...] = (False, False, False)
     decides: bool = False
     """This gateway's law sets the budget: on what all gateways see, or, `alone`, on what it sees itself."""
@@ -68,13 +70,13 @@ class RecentDemand:
         of_class[tenant] = of_class.get(tenant, 0) + cost
 
     def per_second(self, priority: Priority, now: int) -> dict[str, int]:
-        """By tenant, in millitokens."""
+        """By tenant, in millitokens, as far as is known what requests of late have cost."""
         self._forget(now)
         total: dict[str, int] = {}
         for _, by_class in self._grains:
             for tenant, cost in by_class[priority].items():
                 total[tenant] = total.get(tenant, 0) + cost
-        return {tenant: cost * NANOSECONDS_PER_SECOND // DEMAND_NS for tenant, cost in total.items()}
+        return {t: max(cost, 0) * NANOSECONDS_PER_SECOND // DEMAND_NS for t, cost in total.items()}
 
     def _forget(self, now: int) -> None:
         grains = self._grains

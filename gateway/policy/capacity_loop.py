@@ -77,8 +77,9 @@ class CapacityLoop:
 
     @property
     def severity(self) -> float | None:
-        """None while it rests: what the last tick found is old news then."""
-        return None if self.due == NEVER else self.law.severity
+        """None while it rests, or another gateway decides: what the last tick found is old news then."""
+        rests = self.due == NEVER or (self.shared and not self._decides)
+        return None if rests else self.law.severity
 
     # ------------------------------------------------------------------ C0 and settings
 
@@ -173,18 +174,21 @@ class CapacityLoop:
         decides = self._decides and part.alone == self._alone
         if not (part.decides and decides):
             self.rates = part.budget
+            self.advice = None
         self._decides, self._alone = part.decides, part.alone
         if part.decides and not decides:
-            self._begin(now)
+            self._begin(part, now)
         self.follows = not (part.decides and part.alone)
         self.wake(now)
 
-    def _begin(self, now: int) -> None:
-        """Decide, from a budget that another one has left: under the settings that are in force here."""
+    def _begin(self, part: BudgetPart, now: int) -> None:
+        """Decide, from a budget that another one has left: under the settings that are in force here, and in
+        proportion to the C0 that is seen here."""
         self.law = control_law(self._parameters, now)
         static = self.is_static or self.advises_only
         nominal = self.limits.nominal
-        new = self.limits.at_shares(nominal) if static else self.limits.repaired(self.rates)
+        left = scaled(part.budget, nominal, part.nominal) if part.nominal else part.budget
+        new = self.limits.at_shares(nominal) if static else self.limits.repaired(left)
         self._moved(new, "settings", now)
 
     def pooled(self, readings: Readings, now: int) -> Rates | None:

@@ -6,6 +6,7 @@ of a key that was not told of yet, limit / gateways, and one at least.
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import NamedTuple
 
 from gateway.policy.clock import NANOSECONDS_PER_SECOND
@@ -14,6 +15,8 @@ REFUSED_NS = 2 * NANOSECONDS_PER_SECOND
 """Who was refused less than so long ago would still like a place."""
 ALL_TOLD_MAX = 50
 """With no more limited keys than this all are told of, so that their parts are known before they come."""
+TOLD_MAX = 100
+"""Of more, those in use: the cost of a call grows with them. Others have limit / gateways."""
 
 
 class PlacesUse(NamedTuple):
@@ -71,8 +74,8 @@ class KeyPlaces:
     def use(self, now: int) -> Iterator[PlacesUse]:
         """What is to be told."""
         self._refused = {key: (n, at) for key, (n, at) in self._refused.items() if now - at < REFUSED_NS}
-        keys = self._limits if len(self._limits) <= ALL_TOLD_MAX else {**self._in_flight, **self._refused}
-        for key in keys:
+        keys = self._limits if len(self._limits) <= ALL_TOLD_MAX else {**self._refused, **self._in_flight}
+        for key in islice((key for key in keys if key in self._limits), TOLD_MAX):
             if limit := self._limits.get(key):
                 in_use = self._in_flight[key]
                 yield PlacesUse(key, limit, in_use, in_use + self._refused.get(key, (0, 0))[0])

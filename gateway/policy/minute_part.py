@@ -112,6 +112,12 @@ class MinutePart(MinuteBucket):
         self._total = min(self._total + amount * UNITS_PER_MILLI, self._full)
         self._used -= amount
 
+    def debit(self, amount: int, max_debt_seconds: float) -> None:
+        """Beyond the part that is here: the debt is the tenant's."""
+        lowest = -round(max_debt_seconds * NANOSECONDS_PER_SECOND) * self.per_minute
+        room = max(max(self._total, self._level) - lowest, 0) // UNITS_PER_MILLI
+        self.take(min(amount, room))
+
     @property
     def left(self) -> int:
         return (self._level if self._store_is_silent else self._total) // MINUTE_NS
@@ -149,6 +155,11 @@ class MinutePart(MinuteBucket):
         wanted = max(self._asked, self._asked_before)
         largest = max(self._largest, self._largest_before)
         return AllowanceUse(self.per_minute * MILLITOKENS, self._last_told, wanted, largest)
+
+    @property
+    def owes(self) -> bool:
+        """Whether the store has yet to hear of something that was used or given back."""
+        return self._is_told and self._used != self._last_told
 
     def tell_no_more(self, now: int) -> None:
         """Others were used later, and there are too many to tell of all."""

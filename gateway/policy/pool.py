@@ -74,8 +74,8 @@ class Pool:
 
     @property
     def name(self) -> str:
-        """The same wherever the same upstreams serve the same models."""
-        return "+".join(sorted(slots.name for slots in self.slots))
+        """The first of its upstreams' names: the same at gateways that have one more, or one fewer."""
+        return min(slots.name for slots in self.slots)
 
     def serves(self, model: str) -> bool:
         known = (model, False) in self._known_routes
@@ -242,9 +242,7 @@ class Pool:
         ticket.pool = self
         self._requests[priority] += 1
         self.control.wake(now)
-        self.control.signals.asked(priority, ticket.cost)
-        if self._recent_demand is not None:
-            self._recent_demand.asked(priority, ticket.tenant, ticket.cost, now)
+        self._asked(ticket, ticket.cost, now)
         self.buckets.active_until[priority] = NEVER
         wait_limit = wait_limit_ns(ticket, self.classes[priority], self.scheduling)
         ticket.deadline = ticket.arrived_at + wait_limit
@@ -275,6 +273,12 @@ class Pool:
         while ticket.stage in WAITING and (told := self._refusals.beyond_the_bounds(ticket)):
             self.end_waiting(*told, now)
             self._proceed(now)
+
+    def _asked(self, ticket: Ticket, cost: int, now: int) -> None:
+        """It asks for so much, or has turned out to need so much more, or (negative) less."""
+        self.control.signals.asked(ticket.priority, cost)
+        if self._recent_demand is not None:
+            self._recent_demand.asked(ticket.priority, ticket.tenant, cost, now)
 
     def _hold(self, ticket: Ticket, now: int) -> None:
         """The ticket is about to wait somewhere: note its bytes and when its time is over."""
@@ -367,7 +371,7 @@ class Pool:
         self.catch_up(now)
         self.control.signals.stream_ends(ticket, now)
         if not ticket.exempt:
-            self.control.signals.asked(ticket.priority, actual_cost - ticket.cost)
+            self._asked(ticket, actual_cost - ticket.cost, now)
             self._settle(ticket, actual_cost)
         ticket.upstream.release(ticket)
         self.turns.may_have_changed()

@@ -67,7 +67,7 @@ class Refusals:
     def _too_few_tokens(self, priority: Priority, wait: int) -> Refusal:
         if wait >= NEVER:
             return Refusal(Outcome.REJECTED_RATE, f"the {priority.name} token bucket lets nothing pass", None)
-        rate = self._pool.buckets.rates[priority] / MILLITOKENS
+        rate = self._pool.buckets.prospect(priority, own_share=False) / MILLITOKENS
         detail = (
             f"the {priority.name} token bucket ({rate:g} tokens/s) could pay this request "
             f"in about {to_seconds(wait):.3g} s"

@@ -23,7 +23,7 @@ class Standing(NamedTuple):
 def class_standing(pool: Pool, priority: Priority) -> Standing:
     """The class's bucket, and its waiting places."""
     buckets = pool.buckets
-    level, burst, rate = buckets.levels[priority], buckets.bursts[priority], buckets.rates[priority]
+    level, burst, rate = buckets.levels[priority], buckets.bursts[priority], buckets.prospect(priority, False)
     limit, depth = pool.queue_limit(priority), pool.depth(priority)
     return Standing(
         limit_tokens=burst // UNITS_PER_TOKEN,

@@ -23,7 +23,7 @@ from gateway.policy.parameters import MILLITOKENS, PolicyParameters, TenantParam
 from gateway.policy.request import Refusal, Ticket
 
 ONE_REQUEST = MILLITOKENS
-TOLD_MAX = 100
+TOLD_MAX = 50
 """Tenants that are told of at a time, those used last: each costs the store some microseconds. The others
 have limit / gateways."""
 _LIMITED = "tokens", "requests"
@@ -32,13 +32,15 @@ BUSY_RETRY_NS = NANOSECONDS_PER_SECOND
 
 
 class _Tenant:
-    __slots__ = ("requests", "tokens")
+    __slots__ = ("gateways", "requests", "tokens")
 
     def __init__(self) -> None:
+        self.gateways = 0
         self.tokens: MinuteBucket | None = None
         self.requests: MinuteBucket | None = None
 
     def configure(self, limits: TenantParameters, gateways: int, now: int) -> None:
+        self.gateways = gateways
         self.tokens = _configured(self.tokens, limits.tokens_per_minute, gateways, now)
         self.requests = _configured(self.requests, limits.requests_per_minute, gateways, now)
 
@@ -46,6 +48,12 @@ class _Tenant:
         for bucket in (self.tokens, self.requests):
             if bucket is not None:
                 bucket.advance(now)
+
+    def share(self, gateways: int, now: int) -> None:
+        self.gateways = gateways
+        for bucket in (self.tokens, self.requests):
+            if isinstance(bucket, MinutePart):
+                bucket.share(gateways, now)
 
 
 def _configured(
@@ -93,12 +101,12 @@ class TenantLimits:
             if not again:
                 self.key_places.wanted(ask.key, now)
             allowed = self.key_places.limit(ask.key)
-            detail = f"the key '{ask.key}' may have {allowed} requests in flight at once, and has"
+            here = " (at all gateways together)" if self._gateways > 1 else ""
+            detail = f"the key '{ask.key}' may have {allowed} requests in flight at once{here}, and has"
             return _no(detail, BUSY_RETRY_NS if allowed else NEVER)
-        tenant = self._tenants.get(ask.tenant)
+        tenant = self._tenant(ask.tenant, now)
         if tenant is None:
             return None
-        tenant.advance(now)
         if self._gateways and not again:
             self._note(ask.tenant, tenant, ticket.cost, now)
         short = [
@@ -135,10 +143,9 @@ class TenantLimits:
         key = ticket.ask.key
         if key is not None:
             self.key_places.take(key)
-        tenant = self._tenants.get(ticket.ask.tenant)
+        tenant = self._tenant(ticket.ask.tenant, now)
         if tenant is None or not charge:
             return
-        tenant.advance(now)
         if tenant.requests is not None:
             tenant.requests.take(ONE_REQUEST)
             ticket.tenant_requests_charged = ONE_REQUEST
@@ -158,9 +165,8 @@ class TenantLimits:
         if actual is None:
             self.forgive(ticket, now)
             return
-        tenant = self._tenants.get(ticket.ask.tenant)
+        tenant = self._tenant(ticket.ask.tenant, now)
         if tenant is not None and tenant.tokens is not None and ticket.tenant_charged:
-            tenant.advance(now)
             more = actual - ticket.tenant_charged
             if more > 0:
                 tenant.tokens.debit(more, self._max_debt_seconds)
@@ -169,9 +175,8 @@ class TenantLimits:
 
     def forgive(self, ticket: Ticket, now: int) -> None:
         """Give back all that was charged; the place of its key stays taken."""
-        tenant = self._tenants.get(ticket.ask.tenant)
+        tenant = self._tenant(ticket.ask.tenant, now)
         if tenant is not None:
-            tenant.advance(now)
             if tenant.requests is not None:
                 tenant.requests.give(ticket.tenant_requests_charged)
             if tenant.tokens is not None:
@@ -180,11 +185,17 @@ class TenantLimits:
 
     def buckets(self, tenant: str, now: int) -> tuple[MinuteBucket | None, MinuteBucket | None]:
         """The tenant's buckets of tokens and of requests, brought up to now."""
-        found = self._tenants.get(tenant)
-        if found is None:
-            return None, None
-        found.advance(now)
-        return found.tokens, found.requests
+        found = self._tenant(tenant, now)
+        return (None, None) if found is None else (found.tokens, found.requests)
+
+    def _tenant(self, name: str, now: int) -> _Tenant | None:
+        """One that has limits, brought up to now, and to the number of gateways."""
+        tenant = self._tenants.get(name)
+        if tenant is not None:
+            tenant.advance(now)
+            if tenant.gateways != self._gateways:
+                tenant.share(self._gateways, now)
+        return tenant
 
     # ------------------------------------------------------------------ several gateways
 
@@ -192,34 +203,35 @@ class TenantLimits:
         """With so many, this one included. What is left of the minutes is no longer this one's to say."""
         if gateways == self._gateways:
             return
-        if not self._gateways:
+        first, self._gateways = not self._gateways, gateways
+        if first:
             self._tenants = {name: _Tenant() for name in self._limits}
-        self._gateways = gateways
-        for name, tenant in self._tenants.items():
-            tenant.configure(self._limits[name], gateways, now)
-            for bucket in (tenant.tokens, tenant.requests):
-                if isinstance(bucket, MinutePart):
-                    bucket.share(gateways, now)
+            for name, tenant in self._tenants.items():
+                tenant.configure(self._limits[name], gateways, now)
 
     def use(self, now: int) -> Iterator[tuple[tuple[str, str], AllowanceUse]]:
         """Of the tenants in use, by name and what is limited."""
         names = list(self._in_use)[-TOLD_MAX:]
-        for part in (self.part_of(name, what) for name in self._told.difference(names) for what in _LIMITED):
-            if part is not None:
-                part.tell_no_more(now)
+        for name in sorted(self._told.difference(names)):
+            parts = [part for what in _LIMITED if (part := self.part_of(name, what, now)) is not None]
+            if any(part.owes for part in parts):  # once more: the store charges from one telling to the next
+                names.append(name)
+            else:
+                for part in parts:
+                    part.tell_no_more(now)
         self._told = set(names)
         for name in names:
             told = [
                 ((name, what), use)
                 for what in _LIMITED
-                if (part := self.part_of(name, what)) is not None and (use := part.use(now)) is not None
+                if (part := self.part_of(name, what, now)) is not None and (use := part.use(now)) is not None
             ]
             if not told:
-                del self._in_use[name]
+                self._in_use.pop(name, None)
             yield from told
 
-    def part_of(self, name: str, what: str) -> MinutePart | None:
-        bucket = getattr(self._tenants.get(name), what, None)
+    def part_of(self, name: str, what: str, now: int) -> MinutePart | None:
+        bucket = getattr(self._tenant(name, now), what, None)
         return bucket if isinstance(bucket, MinutePart) else None
 
 

@@ -420,13 +420,13 @@ class TokenBuckets:
         missing = wanted + cost_ahead * UNITS_PER_MILLITOKEN - level
         if missing <= 0:
             return 0
-        rate = self._prospect(priority, own_share)
+        rate = self.prospect(priority, own_share)
         if not own_share:
             rate = max(rate, self.recent_inflow(priority))
             rate = rate or self._inflow_rates(self.levels, self.limits(self._now))[priority]
         return -(-missing // rate) if rate else NEVER
 
-    def _prospect(self, priority: Priority, own_share: bool) -> int:
+    def prospect(self, priority: Priority, own_share: bool) -> int:
         """The rate that the class has, or, of several gateways, will have here once more is asked of it."""
         part = self._part
         if own_share:

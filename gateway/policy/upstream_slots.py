@@ -137,9 +137,15 @@ class UpstreamSlots:
             return True
         if limit == 0:
             return False
-        return (
-            self.in_flight_tokens + ticket.total_tokens <= _part(holdback, limit) or self.in_flight_total == 0
-        )
+        if self.in_flight_tokens + ticket.total_tokens <= _part(holdback, limit):
+            return True
+        return self.in_flight_total == 0 and self._may_go_alone(limit)
+
+    def _may_go_alone(self, limit: int) -> bool:
+        """A request that is too large for the limit goes when nothing else is there. Of several gateways only
+        where this one has an equal part of the engine at least: else others are there."""
+        whole = self.whole_limits[1]
+        return not self._gateways or whole is None or limit >= whole // self._gateways
 
     def _places(self, ticket: Ticket, now: int) -> int | None:
         """The smaller of the configured limit and the engine's own."""

@@ -58,6 +58,15 @@ def test_other_keys_bring_their_access_and_limits() -> None:
     assert opened.parameters.tenants == {}
 
 
+def test_a_fleet_of_one_assumed_is_a_slip() -> None:
+    """Each of several that start without the store would take all of the budget."""
+    url = "redis://store:6379"
+    slip, right = configured(None, state=url), configured(None, state=url, fleet={"replicas_assumed": 3})
+    assert any("replicas_assumed" in says for says, _ in advice_on(slip))
+    for each in (right, configured(None)):
+        assert not any("replicas_assumed" in says for says, _ in advice_on(each))
+
+
 def test_only_new_advice_is_given() -> None:
     """What was said at the start, or at the last change, is not said again; what comes back is."""
     zero, none = ring(acme={"max_in_flight": 0}), ring(acme={"max_in_flight": 1})

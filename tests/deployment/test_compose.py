@@ -145,12 +145,17 @@ def test_ports_and_times_of_the_gateway_agree(config: str, name: str) -> None:
     assert settings(None, image_environment()).server.port == server.port
 
 
+def test_both_gateways_run_with_the_same_configuration() -> None:
+    """Whatever the variable says, and when it says nothing: two that share a budget have to agree on it."""
+    for services in (read("docker-compose.yml")["services"], compose(), compose(GATEWAY_CONFIG="own.yaml")):
+        first, second = (services[name]["command"] for name in GATEWAYS)
+        assert first == second
+    assert arguments(second)["config"].name == "own.yaml"
+
+
 def test_both_gateways_share_the_state_that_the_store_keeps() -> None:
-    """They run with the same configuration, and find the store at the port it listens on; it keeps nothing on
-    disk and evicts nothing."""
+    """They find the store at the port it listens on; it keeps nothing on disk and evicts nothing."""
     services = compose(GATEWAY_CONFIG="compose-redis.yaml")
-    first, second = (arguments(services[name]["command"])["config"] for name in GATEWAYS)
-    assert first == second == arguments(compose()["gateway-2"]["command"])["config"]
     found = settings(ROOT / "config/compose-redis.yaml", _gateway_environment())
     assert read("config/compose-redis.yaml")["state"] == "redis://store:6379/0"
     assert found.fleet.replicas_assumed == len(GATEWAYS)

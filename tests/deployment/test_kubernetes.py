@@ -3,7 +3,8 @@
 import copy
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ OLDEST, NEWEST = "1.30", kubernetes_validate.latest_version().removesuffix(".0")
 NOT_MANIFESTS = {"kustomization.yaml", "gateway.yaml"}
 MIB = 2**20
 SHARED_STATE = "config/kubernetes/examples/shared-state"
+AUTOSCALED = "config/kubernetes/examples/autoscaled"
 OWN_MEMORY = 256 * MIB
 """Of a gateway under load, without the bodies of waiting requests."""
 
@@ -254,10 +256,38 @@ def _of_a_fleet() -> dict[str, Any]:
     return deployment
 
 
+def _autoscaled() -> dict[str, Any]:
+    """The same with the next component's patch, which has to be for this Deployment and its container."""
+    (patch,) = read(f"{AUTOSCALED}/kustomization.yaml")["patches"]
+    changes = yaml.safe_load(patch["patch"])
+    before = _of_a_fleet()
+    assert (before["kind"], before["metadata"]["name"]) == (patch["target"]["kind"], patch["target"]["name"])
+    assert changes["metadata"] == {"name": before["metadata"]["name"]}
+    found: dict[str, Any] = _merged(before, changes)
+    return found
+
+
+def _merged(old: Any, new: Any) -> Any:
+    """By the rules of a strategic merge, as far as the patch needs them: null takes a field away, and entries
+    of a list are the same if they have the same name."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        both = {key: _merged(old.get(key), value) for key, value in new.items()}
+        return {key: value for key, value in {**old, **both}.items() if value is not None}
+    if isinstance(old, list) and isinstance(new, list):
+        named = {entry["name"]: entry for entry in old}
+        return list(
+            {**named, **{each["name"]: _merged(named.get(each["name"]), each) for each in new}}.values()
+        )
+    return new
+
+
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
-def test_a_gateway_of_several_is_what_kubernetes_allows(version: str) -> None:
-    """With all that the component adds."""
-    assert kubernetes_validate.validate(_of_a_fleet(), version, strict=True) == version
+@pytest.mark.parametrize("patched", [_of_a_fleet, _autoscaled])
+def test_a_gateway_of_several_is_what_kubernetes_allows(
+    version: str, patched: Callable[[], dict[str, Any]]
+) -> None:
+    """With all that the components add."""
+    assert kubernetes_validate.validate(patched(), version, strict=True) == version
 
 
 def test_several_gateways_share_a_state_whose_address_is_secret() -> None:
@@ -292,22 +322,52 @@ def test_the_autoscaler_of_gateways_goes_by_their_cpu() -> None:
     assert metric["resource"]["name"] in _container()["resources"]["requests"]
 
 
-def test_kustomize_puts_it_together(tmp_path: Path) -> None:
-    """As kubectl would apply it once the line in kustomization.yaml is no comment any longer."""
+def test_the_number_of_autoscaled_gateways_is_the_autoscalers() -> None:
+    """The Deployment says none, and those that have not reached the store divide by the most there may be.
+    Else it has what a fleet of a fixed number has, and each variable once."""
+    before, after = _of_a_fleet()["spec"], _autoscaled()["spec"]
+    del before["replicas"]
+    (variable,) = (
+        entry
+        for entry in before["template"]["spec"]["containers"][0]["env"]
+        if entry["name"] == "QOS_FLEET__REPLICAS_ASSUMED"
+    )
+    most = DOCUMENTS["gateway-autoscaler.yaml:qos-gateway"]["spec"]["maxReplicas"]
+    assert variable["value"] != str(most)  # or the component would change nothing
+    variable["value"] = str(most)
+    assert after == before
+
+
+@pytest.mark.parametrize(
+    ("line", "patched"),
+    [
+        ("components: [examples/shared-state]", _of_a_fleet),
+        ("components: [examples/shared-state, examples/autoscaled]", _autoscaled),
+    ],
+)
+def test_kustomize_puts_it_together(tmp_path: Path, line: str, patched: Callable[[], dict[str, Any]]) -> None:
+    """As kubectl would apply it once a line in kustomization.yaml is no comment any longer."""
+    text = (KUBERNETES / "kustomization.yaml").read_text(encoding="utf-8")
+    assert f"# {line}\n" in text
     kubectl = shutil.which("kubectl")
     if kubectl is None:
         pytest.skip("no kubectl here")
     folder = tmp_path / "kubernetes"
     shutil.copytree(KUBERNETES, folder)
     path = folder / "kustomization.yaml"
-    line = "components: [examples/shared-state]"
-    text = path.read_text(encoding="utf-8")
-    assert f"# {line}" in text
-    path.write_text(text.replace(f"# {line}", line), encoding="utf-8")
+    path.write_text(text.replace(f"# {line}\n", f"{line}\n"), encoding="utf-8")
     ran = subprocess.run([kubectl, "kustomize", str(folder)], capture_output=True, text=True, timeout=60)
     assert ran.returncode == 0, ran.stderr
     (built,) = (each for each in yaml.safe_load_all(ran.stdout) if each["kind"] == "Deployment")
-    wanted = _of_a_fleet()["spec"]
-    assert built["spec"]["replicas"] == wanted["replicas"]
+    wanted = patched()["spec"]
+    assert built["spec"].get("replicas") == wanted.get("replicas")
     for part in ("containers", "topologySpreadConstraints"):
-        assert built["spec"]["template"]["spec"][part] == wanted["template"]["spec"][part]
+        assert _in_order(built, part) == _in_order({"spec": wanted}, part)
+
+
+def _in_order(deployment: dict[str, Any], part: str) -> Any:
+    """A part of its pods; a merge may put variables in another order, which does not matter."""
+    entries = copy.deepcopy(deployment["spec"]["template"]["spec"][part])
+    for entry in entries:
+        entry.get("env", []).sort(key=itemgetter("name"))
+    return entries

@@ -28,9 +28,10 @@ POOLS = st.builds(
     PoolDemand,
     st.sampled_from(["gpu", "embed"]),
     st.sampled_from([BUDGET, (500_000, 1, 77)]),
-    st.just(CEILINGS),
+    st.sampled_from([CEILINGS, (1.0, 0.5, 0.4)]),
     st.tuples(st.booleans(), st.booleans(), st.booleans()),
     st.tuples(FLOWS, FLOWS, FLOWS),
+    st.sampled_from([0, 1_000_000, 500_078]),
 )
 PLACES = st.builds(
     lambda name, limit, in_use, more: PlacesDemand(name, limit, in_use, in_use + more),

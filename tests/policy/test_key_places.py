@@ -5,7 +5,7 @@ import pytest
 from gateway.policy.admission import Admission
 from gateway.policy.budget_part import Parts
 from gateway.policy.clock import ManualClock
-from gateway.policy.key_places import ALL_TOLD_MAX, KeyPlaces, PlacesUse
+from gateway.policy.key_places import ALL_TOLD_MAX, TOLD_MAX, KeyPlaces, PlacesUse
 from gateway.policy.outcome import Outcome
 from tests.support.policy_settings import P1, ask, policy, upstream
 
@@ -137,3 +137,12 @@ def test_a_refused_request_is_wanted_once_and_takes_no_place() -> None:
     assert list(admission.tenants.key_places.use(0)) == [PlacesUse("k", 10, 1, 2)]
     admission.finish(first, Outcome.COMPLETED)
     assert list(admission.tenants.key_places.use(0)) == [PlacesUse("k", 10, 0, 1)]
+
+
+def test_no_more_are_told_of_than_a_call_can_carry() -> None:
+    """However many keys have requests in flight."""
+    keys = KeyPlaces({f"k{i}": 1 for i in range(3 * TOLD_MAX)})
+    keys.take_parts({}, 2)
+    for i in range(3 * TOLD_MAX):
+        keys.take(f"k{i}")
+    assert len(list(keys.use(0))) == TOLD_MAX

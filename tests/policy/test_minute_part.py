@@ -338,7 +338,7 @@ def test_tenants_come_and_go_while_the_limits_are_shared() -> None:
     assert limits.refusal(ticket("t2", 30_001), 0) is not None
     assert set(uses(limits, 0)) == {("t2", "tokens")}
     limits.settle(going, 5000, 0)
-    assert limits.part_of("t1", "tokens") is None
+    assert limits.part_of("t1", "tokens", 0) is None
 
 
 def _of(*tenants: str) -> PolicyParameters:
@@ -349,7 +349,7 @@ def test_those_used_last_are_told_of_and_the_others_have_their_part() -> None:
     """Nobody is left standing at a mark that no longer moves, nor refilled by being forgotten."""
     limits = limited(TOLD_MAX + 1)
     limits.refusal(ticket("t0"), 0)
-    first = limits.part_of("t0", "tokens")
+    first = limits.part_of("t0", "tokens", 0)
     assert first is not None
     uses(limits, 0)
     first.take_part(2000, 60_000, 0, 0)
@@ -404,3 +404,29 @@ def test_nanoseconds_are_whole() -> None:
         one.advance(i * 30_000_001)
     other.advance(nanoseconds(30.000001))
     assert abs(one._level - other._level) <= 1000
+
+
+def test_what_one_used_that_is_not_told_of_any_longer_is_told_once_more() -> None:
+    """The store charges from one telling to the next: else a tenant that is told of now and then would never
+    be charged."""
+    limits = limited(TOLD_MAX + 1)
+    limits.refusal(ticket("t0"), 0)
+    uses(limits, 0)
+    limits.refusal(ticket("t0", 1500), 0)
+    limits.reserve(ticket("t0", 1500), 0)
+    for i in range(1, TOLD_MAX + 1):
+        limits.refusal(ticket(f"t{i}"), 0)
+    assert uses(limits, 0)["t0", "tokens"].used == 1500
+    assert ("t0", "tokens") not in uses(limits, 0)
+
+
+def test_a_debt_is_the_tenants_and_not_the_parts() -> None:
+    """An answer that cost more than its part holds is charged in full, as far as the tenant may owe."""
+    bucket = part(60_000)
+    pays(bucket, 1, 0)
+    bucket.take_part(2_000, 50_000_000, 0, 0)
+    bucket.debit(40_000_000, 10.0)
+    told = bucket.use(0)
+    assert told is not None
+    bucket.use(0)
+    assert bucket.left == 10_000

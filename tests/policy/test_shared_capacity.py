@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,11 +14,12 @@ from gateway.policy.engine_load import EngineLoad
 from gateway.policy.outcome import Outcome
 from gateway.policy.parameters import PolicyParameters
 from gateway.policy.pool import ACTIVITY_TAIL_NS, Pool
-from gateway.policy.request import PRIORITIES
+from gateway.policy.request import PRIORITIES, Ticket
+from gateway.policy.upstream_slots import Admits
 from tests.policy.test_capacity_loop import Scripted
 from tests.support.control import parameters
 from tests.support.drivers import VirtualDriver
-from tests.support.policy_settings import P0, P1, P2, nanoseconds, policy, upstream
+from tests.support.policy_settings import P0, P1, P2, ask, nanoseconds, policy, upstream
 
 BUDGET = (600_000, 350_000, 50_000)
 HALF = tuple(rate // 2 for rate in BUDGET)
@@ -182,7 +184,7 @@ def test_a_budget_beyond_the_bounds_is_brought_back_to_them() -> None:
 def test_an_engine_that_goes_down_changes_the_budget_where_it_is_decided(decides: bool) -> None:
     """A follower hears of it from the leader."""
     gateway = Gateway(made(GPU0, GPU1))
-    gateway.tell(pool="gpu0+gpu1", decides=decides)
+    gateway.tell(decides=decides)
     gateway.health("gpu1", False)
     assert sum(gateway.control.rates) == (500_000 if decides else 1_000_000)
     assert gateway.in_force == HALF
@@ -344,25 +346,48 @@ def test_a_reload_where_it_is_decided_changes_the_budget() -> None:
     assert (gateway.in_force, sum(gateway.control.rates)) == (HALF, 2_000_000)
 
 
-def test_a_pool_with_another_engine_has_an_equal_part_until_it_is_told() -> None:
-    """Nobody has divided the budget of these engines yet; nor has anybody its places."""
+@pytest.mark.parametrize("decides", [False, True])
+def test_a_pool_with_one_engine_more_keeps_its_part_until_it_is_told(decides: bool) -> None:
+    """The budget grows where it is decided; of the new engine's places an equal part is there at once."""
     gateway = Gateway(made())
-    gateway.tell((500_000, 300_000, 0), engines={"gpu0": (20, None)})
+    gateway.tell((500_000, 300_000, 0), engines={"gpu0": (20, None)}, decides=decides)
     gateway.reconfigure(made(GPU0, GPU1))
-    assert gateway.pool.name == "gpu0+gpu1"
-    assert (sum(gateway.in_force), sum(gateway.control.rates)) == (1_000_000, 2_000_000)
-    limits = [slots.max_in_flight for slots in gateway.pool.slots]
-    assert limits == [20, 15]
-    gateway.tell((500_000, 300_000, 0))
-    assert sum(gateway.in_force) == 1_000_000, "an answer to a call before the reload"
-    gateway.tell(HALF, pool="gpu0+gpu1")
+    assert gateway.pool.name == "gpu0"
+    assert gateway.in_force == (500_000, 300_000, 0)
+    assert sum(gateway.control.rates) == (2_000_000 if decides else 1_000_000)
+    assert [slots.max_in_flight for slots in gateway.pool.slots] == [20, 15]
+
+
+def test_an_engine_at_another_address_does_not_bring_the_whole_budget() -> None:
+    """It is another engine, of a pool that nobody has divided yet, though its name is the same."""
+    gateway = Gateway(made())
+    gateway.tell()
+    gateway.reconfigure(made(replace(GPU0, address="http://elsewhere")))
     assert gateway.in_force == HALF
+
+
+def test_who_begins_to_decide_goes_by_the_engines_that_it_sees() -> None:
+    """A budget that was set for twice the C0, by other settings or while an engine was up, is halved."""
+    gateway = Gateway(made())
+    twice = tuple(2 * rate for rate in BUDGET)
+    gateway.tell(budget=twice, nominal=2_000_000, decides=True)
+    assert gateway.control.rates == BUDGET
+
+
+def test_severity_is_that_of_who_decides() -> None:
+    """What a law found before another gateway began to decide is old news."""
+    gateway = Gateway(made(law="severity"))
+    gateway.tell(decides=True)
+    gateway.control.law = SimpleNamespace(severity=2.0, name="severity")
+    assert gateway.control.severity == 2.0
+    gateway.tell()
+    assert gateway.control.severity is None
 
 
 def test_a_pool_that_lost_an_engine_does_not_keep_its_budget() -> None:
     """Not even where the store is silent and nobody decides."""
     gateway = Gateway(made(GPU0, GPU1))
-    gateway.tell((600_000, 350_000, 50_000), budget=(1_200_000, 700_000, 100_000), pool="gpu0+gpu1")
+    gateway.tell((600_000, 350_000, 50_000), budget=(1_200_000, 700_000, 100_000))
     gateway.reconfigure(made(GPU1))
     assert (sum(gateway.in_force), sum(gateway.control.rates)) == (500_000, 1_000_000)
 
@@ -401,7 +426,7 @@ def test_a_second_reload_before_the_fleet_has_answered_changes_nothing_more() ->
     gateway.reconfigure(made(GPU0, GPU1))
     once = gateway.in_force
     gateway.reconfigure(made(GPU0, GPU1))
-    assert (gateway.in_force, sum(gateway.control.rates)) == (once, 2_000_000)
+    assert (gateway.in_force, sum(gateway.control.rates)) == (once, 1_000_000)
 
 
 def test_one_that_never_shared_reloads_as_ever() -> None:
@@ -450,3 +475,27 @@ def test_a_draining_gateway_takes_parts_as_ever() -> None:
     gateway.run(10)
     assert gateway.pool.demand(P0, nanoseconds(10)) == {}
     assert not any(gateway.pool.is_active(p, nanoseconds(10)) for p in PRIORITIES)
+
+
+def test_demand_is_what_requests_have_cost_as_far_as_is_known() -> None:
+    """An estimate of ten times the use is corrected when the request ends: else what others could use would
+    be asked for in vain."""
+    gateway = Gateway(made())
+    gateway.tell()
+    gateway.submit("a", P0, 1000)
+    asked = gateway.pool.demand(P0, 0)
+    gateway.finish("a", 100)
+    told = gateway.pool.demand(P0, 0)
+    assert sum(told.values()) == pytest.approx(0.1 * sum(asked.values()), rel=0.01)
+
+
+@pytest.mark.parametrize(("tokens", "goes"), [(30_000, False), (150_000, True), (None, True)])
+def test_too_large_for_its_part_it_goes_alone_where_others_are_not(tokens: int | None, goes: bool) -> None:
+    """A request that fits the engine waits for a larger part of it; it goes with nothing beside it only where
+    the part is an equal one at least, which nobody can be given more than."""
+    gateway = Gateway(made(replace(GPU0, max_in_flight_tokens=430_000)))
+    gateway.tell(gateways=3, engines={"gpu0": (10, tokens)})
+    slots = gateway.pool.slots[0]
+    large = Ticket(1, ask("large", P0), 0)
+    large.total_tokens = 160_000
+    assert (slots.admits(large, 1.0, False, 0) is Admits.YES) is goes
