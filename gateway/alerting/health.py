@@ -1,9 +1,9 @@
 """Rules that hold for any gateway: is it there, does it refuse, can its controller do its work."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from gateway.alerting.model import Alert, Group
+from gateway.alerting.model import Alert, Group, literal
 from gateway.alerting.promises import promised_classes
 from gateway.config_values import CLASS_NAMES
 from gateway.settings import Settings
@@ -140,17 +140,30 @@ def _controller(job: str) -> Iterator[Alert]:
     )
     yield Alert(
         name="QosGatewayControllerBlind",
-        # Where gateways share a budget only the leader's law is at work.
         expr=f'qos_gateway_controller_law{{job="{job}", law="severity"}}\n'
         f"unless on (job, instance) qos_gateway_fleet_leader{of} == 0\n"
         f"unless on (job, instance) last_over_time(qos_gateway_controller_severity{of}[10m])\n"
-        "and on (job, instance) (sum by (job, instance) "
-        f'(rate(qos_gateway_requests_total{{job="{job}", outcome="completed"}}[10m])) > 0.1)',
+        f"and on (job, instance) (\n{_serves(job)}\n)",
         hold="10m",
         severity="warning",
         summary="The controller of {{ $labels.instance }} sees nothing",
         description="Requests are served, but for 10 minutes there was no stream whose first token or gaps "
         "could be measured, and no engine told its memory use: the capacity stays as it is whatever happens.",
+    )
+
+
+def _serves(job: str) -> str:
+    """Where gateways share a budget the law of one is at work, and hears of what all of them serve."""
+    leads = f'qos_gateway_fleet_leader{{job="{job}"}} == 1'
+    shares = f'qos_gateway_fleet_state{{job="{job}", state="shared"}} == 1'
+    completed = f'rate(qos_gateway_requests_total{{job="{job}", outcome="completed"}}[10m])'
+    return (
+        f"  sum by (job, instance) ({completed}) > 0.1\n"
+        "  or on (job, instance) (\n"
+        f"    {leads}\n"
+        f"    and on (job, instance) {shares}\n"
+        f"    and on (job) sum by (job) ({completed}) > 0.1\n"
+        "  )"
     )
 
 
@@ -190,39 +203,41 @@ def _upstreams(settings: Settings, job: str) -> Iterator[Alert]:
 
 def _models(settings: Settings, job: str) -> Iterator[Alert]:
     """Metrics of engines do not name models. Where the configuration says that some models have engines of
-    their own, the health of these tells; else what becomes of requests, once there are any for the model."""
+    their own, the health of these tells; of any other model what becomes of its requests, once there are any.
+    """
     of = f'{{job="{job}"}}'
     one_is_up = f"and on (job, instance) max by (job, instance) (qos_gateway_upstream_healthy{of}) == 1"
     routes = own_engines(settings)
     for engines, models in routes.items():
-        names = _in_quotes("|".join(map(re.escape, engines)))
+        of_these = literal(", ".join(models))
         yield Alert(
             name="QosGatewayModelDown",
             expr="max by (job, instance) (qos_gateway_upstream_healthy"
-            f'{{job="{job}", upstream=~"{names}"}}) == 0\n{one_is_up}',
+            f'{{job="{job}", upstream=~"{_any_of(engines)}"}}) == 0\n{one_is_up}',
             hold="30s",
             severity="critical",
-            labels={"model": ", ".join(models)},
-            summary="{{ $labels.instance }} has no engine left for {{ $labels.model }}",
-            description=f"Down at {{{{ $labels.instance }}}}: {', '.join(engines)}. Other models are served; "
-            "requests for {{ $labels.model }} wait, then get 503.",
+            labels={"model": of_these},
+            summary=f"{{{{ $labels.instance }}}} has no engine left for {of_these}",
+            description=f"Down at {{{{ $labels.instance }}}}: {literal(', '.join(engines))}. "
+            f"Other models are served; requests for {of_these} wait, then get 503.",
         )
-    if not routes:
-        yield Alert(
-            name="QosGatewayModelDown",
-            expr="sum by (job, instance, model) (rate(qos_gateway_requests_total"
-            f'{{job="{job}", outcome="rejected_no_upstream"}}[2m])) > 0\n{one_is_up}',
-            hold="3m",
-            severity="critical",
-            summary="{{ $labels.instance }} has no engine left for {{ $labels.model }}",
-            description="For 3 minutes requests for {{ $labels.model }} have got 503 because its engines are "
-            "down, while others of {{ $labels.instance }} are up.",
-        )
+    watched = [model for models in routes.values() for model in models]
+    others = f', model!~"{_any_of(watched)}"' if watched else ""
+    yield Alert(
+        name="QosGatewayModelDown",
+        expr="sum by (job, instance, model) (rate(qos_gateway_requests_total"
+        f'{{job="{job}", outcome="rejected_no_upstream"{others}}}[2m])) > 0\n{one_is_up}',
+        hold="3m",
+        severity="critical",
+        summary="{{ $labels.instance }} has no engine left for {{ $labels.model }}",
+        description="For 3 minutes requests for {{ $labels.model }} have got 503 because its engines are "
+        "down, while others of {{ $labels.instance }} are up.",
+    )
 
 
-def _in_quotes(text: str) -> str:
-    """As it stands between double quotes in an expression."""
-    return text.replace("\\", "\\\\").replace('"', '\\"')
+def _any_of(names: Iterable[str]) -> str:
+    """A regular expression, as it stands between double quotes in an expression."""
+    return "|".join(map(re.escape, names)).replace("\\", "\\\\").replace('"', '\\"')
 
 
 def own_engines(settings: Settings) -> dict[tuple[str, ...], list[str]]:

@@ -16,8 +16,9 @@ class Recording:
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """`hold` is how long the expression must be true. Summary and description may use Prometheus' templates
-    over the expression's labels and value."""
+    """`hold` is how long the expression must be true. Summary, description and the values of `labels` may use
+    Prometheus' templates over the value and the labels of the expression; `labels` are not among these. A
+    name from the configuration stands in them as `literal(name)`."""
 
     name: str
     expr: str
@@ -29,6 +30,11 @@ class Alert:
 
 
 Rule = Recording | Alert
+
+
+def literal(text: str) -> str:
+    """As it stands in a template, so that it is shown as it is."""
+    return text.replace("{{", '{{ "{{" }}')
 
 
 @dataclass(frozen=True, slots=True)

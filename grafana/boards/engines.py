@@ -18,7 +18,7 @@ def _health() -> Iterator[Panel | Row]:
     )
     yield lines(
         "Healthy",
-        "1 while an engine may get requests; 0 also while a single one is its trial.",
+        "1 while an engine may get requests; 0 also while it is on trial.",
         "none",
         Query(series("upstream_healthy", BY_UPSTREAM), "{{instance}} {{upstream}}"),
         most=1,

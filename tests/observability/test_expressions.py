@@ -18,6 +18,9 @@ from tests.observability.expressions import (
 pytestmark = pytest.mark.anyio
 
 Scraped = dict[str, Set[str]]
+OWN_ENGINES = Settings.model_validate(
+    {"upstreams": [{"name": name, "url": f"http://{name}:1", "models": [name]} for name in ("chat", "code")]}
+)
 
 
 @pytest.mark.parametrize("expression", [*panel_expressions(), *rule_expressions(Settings())], ids=str)
@@ -37,9 +40,9 @@ async def test_panels_ask_for_what_there_is(scraped: Scraped) -> None:
     assert wrong == []
 
 
-async def test_rules_ask_for_what_there_is(scraped: Scraped) -> None:
+@pytest.mark.parametrize("settings", [Settings(), OWN_ENGINES], ids=["default", "own engines"])
+async def test_rules_ask_for_what_there_is(scraped: Scraped, settings: Settings) -> None:
     """The same for rules, which may use what others record, and for the labels that annotations show."""
-    settings = Settings()
     known = known_with_recorded(scraped, settings)
     wrong = [(str(e), found) for e in rule_expressions(settings) if (found := problems(e, known))]
     assert wrong == []

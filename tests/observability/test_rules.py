@@ -149,11 +149,11 @@ def test_models_with_engines_of_their_own_are_watched_by_the_health_of_these() -
     upstreams = [
         {"name": name, "url": f"http://{name}:1", "models": models} for name, models in engines.items()
     ]
-    watched = {a.labels["model"]: a.expr.splitlines()[0] for a in down_models(settings(upstreams=upstreams))}
+    watched = {a.labels["model"]: a.expr.splitlines()[0] for a in own_models(settings(upstreams=upstreams))}
     healthy = 'max by (job, instance) (qos_gateway_upstream_healthy{job="qos-gateway", upstream=~"%s"}) == 0'
     assert watched == {"chat, write": healthy % r"a\\.1|c", "code": healthy % r"b\\-2|c"}
     upstreams[2]["models"] = ["*"]
-    assert {a.labels["model"] for a in down_models(settings(upstreams=upstreams))} == watched.keys()
+    assert {a.labels["model"] for a in own_models(settings(upstreams=upstreams))} == watched.keys()
 
 
 @pytest.mark.parametrize("models", [["*"], ["chat", "code"]])
@@ -165,8 +165,22 @@ def test_where_all_engines_serve_the_same_the_endings_tell(models: list[str]) ->
     assert not alert.labels
 
 
+def test_models_that_no_engine_names_are_watched_by_their_endings() -> None:
+    """Also where others have engines of their own: these are left out, since they have their alert."""
+    engines = {"a": ["chat"], "b": ["co.de"], "c": ["*"]}
+    upstreams = [
+        {"name": name, "url": f"http://{name}:1", "models": served} for name, served in engines.items()
+    ]
+    (alert,) = (a for a in down_models(settings(upstreams=upstreams)) if not a.labels)
+    assert r'outcome="rejected_no_upstream", model!~"chat|co\\.de"' in alert.expr
+
+
 def down_models(of: Settings) -> list[Alert]:
     return [alert for alert in alerts(of) if alert.name == "QosGatewayModelDown"]
+
+
+def own_models(of: Settings) -> list[Alert]:
+    return [alert for alert in down_models(of) if alert.labels]
 
 
 # ---------------------------------------------------------------------- alerts are documented and tested
@@ -215,25 +229,51 @@ def test_promtool_accepts_rules_and_configuration() -> None:
         assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
-def test_promtool_accepts_names_of_engines_with_signs_in_them(tmp_path: Path) -> None:
-    """They stand in a regular expression in a string, so they are escaped twice; the alert finds them."""
-    upstreams = [
-        {"name": n, "url": "http://x:1", "models": [m]} for n, m in (('a.1|"é', "chat"), ("b", "code"))
-    ]
+def test_models_with_engines_of_their_own_are_told_of_by_name(tmp_path: Path) -> None:
+    """Whatever signs are in the names: those of engines stand in a regular expression in a string, so they
+    are escaped twice, and those of models in templates. Another model, which the engine for all the rest
+    served, is told of when its requests have failed; its own alert does not repeat the others."""
+    engine, model = 'a.1|"é', 'org/chat {{ "v1" }}'
+    served = {engine: [model], "b": ["code"], "c": ["*"]}
+    upstreams = [{"name": name, "url": "http://x:1", "models": models} for name, models in served.items()]
     (tmp_path / "rules.yml").write_text(rules_text(settings(upstreams=upstreams), JOB, "r"), "utf-8")
-    of = f'{{job="{JOB}", instance="i", upstream=%s}}'
-    series = {'a.1|"é': "0x9", "b": "1x9"}
+    at = {"job": JOB, "instance": "i"}
+    healthy = {engine: "0x9", "b": "1x9", "c": "0x9"}
+    refused = {"outcome": "rejected_no_upstream", "priority": "P1", "tenant": "t"}
     story = {
         "interval": "1m",
         "input_series": [
-            {"series": "qos_gateway_upstream_healthy" + of % json.dumps(name), "values": values}
-            for name, values in series.items()
+            {"series": series("qos_gateway_upstream_healthy", **at, upstream=name), "values": values}
+            for name, values in healthy.items()
+        ]
+        + [
+            {"series": series("qos_gateway_requests_total", **at, **refused, model=name), "values": "0+6x9"}
+            for name in ("code", "new")
         ],
-        "promql_expr_test": [
+        "alert_rule_test": [
             {
-                "expr": 'count by (model) (ALERTS{alertname="QosGatewayModelDown", alertstate="firing"})',
-                "eval_time": "5m",
-                "exp_samples": [{"labels": '{model="chat"}', "value": 1}],
+                "eval_time": "8m",
+                "alertname": "QosGatewayModelDown",
+                "exp_alerts": [
+                    {
+                        "exp_labels": {**at, "model": model, "severity": "critical"},
+                        "exp_annotations": {
+                            "summary": f"i has no engine left for {model}",
+                            "description": f"Down at i: {engine}, c. Other models are served; requests for "
+                            f"{model} wait, then get 503.",
+                            "runbook_url": "r#qosgatewaymodeldown",
+                        },
+                    },
+                    {
+                        "exp_labels": {**at, "model": "new", "severity": "critical"},
+                        "exp_annotations": {
+                            "summary": "i has no engine left for new",
+                            "description": "For 3 minutes requests for new have got 503 because its engines "
+                            "are down, while others of i are up.",
+                            "runbook_url": "r#qosgatewaymodeldown",
+                        },
+                    },
+                ],
             }
         ],
     }
@@ -243,6 +283,10 @@ def test_promtool_accepts_names_of_engines_with_signs_in_them(tmp_path: Path) ->
     command = [demanded("promtool"), "test", "rules", str(tmp_path / "tests.yml")]
     tested = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert tested.returncode == 0, tested.stdout + tested.stderr
+
+
+def series(name: str, **labels: str) -> str:
+    return name + "{" + ", ".join(f"{label}={json.dumps(value)}" for label, value in labels.items()) + "}"
 
 
 @pytest.mark.parametrize("path", UNIT_TESTS, ids=lambda path: path.stem)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gateway.policy.budget_part import BudgetPart, RecentDemand, equal_part, with_waiting
 from gateway.policy.clock import NEVER
 from gateway.policy.request import PRIORITIES, Priority
-from gateway.policy.token_bucket import UNITS_PER_TOKEN, BucketRules, TokenBuckets
+from gateway.policy.token_bucket import UNITS_PER_MILLITOKEN, UNITS_PER_TOKEN, BucketRules, TokenBuckets
 from tests.support.policy_settings import P0, P1, P2, nanoseconds
 
 BUDGET = (600_000, 350_000, 50_000)
@@ -231,16 +231,14 @@ def test_two_that_hand_a_rate_to_and_fro_pay_no_more_than_one() -> None:
 
 
 def test_lent_tokens_need_no_class_of_ones_own() -> None:
-    """A gateway that has a rate of P0 alone serves P2 from what overflows, within the ceiling while P0 is
-    active elsewhere."""
-    b = buckets(part(600, 0, 0))
-    b.active_until[P0] = NEVER
-    spend_all(b, 1000)
-    b.levels[P0] = b.bursts[P0]
-    before = b.levels[P2]
-    b._piece = None
-    b.advance(nanoseconds(0.1))
-    assert (b.levels[P2] - before) / UNITS_PER_TOKEN <= 0.5 * 600 * 0.1
+    """A gateway that has a rate of P0 alone serves P2 from what overflows once P0 and P1 are full: as much as
+    the ceiling allows while P0 is active, and all of it afterwards."""
+    for p0_until, part_lent in ((NEVER, RULES.ceiling_shares[P2]), (0, 1.0)):
+        b = buckets(part(600, 0, 0))
+        b.take(P2, b.levels[P2] // UNITS_PER_MILLITOKEN, False)
+        b.active_until[P0] = p0_until
+        b.advance(nanoseconds(0.05))
+        assert b.level_tokens(P2) == part_lent * 600 * 0.05
 
 
 def test_neighbours_in_time_agree() -> None:

@@ -16,6 +16,9 @@ import redis
 
 BINARIES = ("redis", "valkey")
 STARTED_WITHIN_SECONDS = 20.0
+CLUSTER_PORT_OFFSET = 10_000
+CLIENT_PORTS_FROM = 32_768
+"""Linux' own choice for connections that name no port."""
 
 
 class StoreServer:
@@ -98,12 +101,17 @@ def binary_of(kind: str) -> str | None:
 def _free_port() -> int:
     """Below those that the system gives to clients: who connects again and again to a port of those while
     nobody listens connects to itself at last, and then nobody can listen. Cluster mode takes a second port,
-    10000 higher."""
+    10000 higher, of which the same holds."""
     while True:
-        port = randrange(20_000, 30_000)
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
+        port = randrange(20_000, CLIENT_PORTS_FROM - CLUSTER_PORT_OFFSET)
+        if _is_free(port) and _is_free(port + CLUSTER_PORT_OFFSET):
             return port
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
