@@ -63,6 +63,9 @@ SHARE_SUM_TOLERANCE: Final = 1e-6
 
 SLICE_SECONDS_MAX: Final = 0.5
 """That a class is active at another gateway holds for a second."""
+SILENCE_SECONDS_MIN: Final = 1.5
+"""A gateway takes a store for silent after a second, and then holds its share for a while: it lets its lease
+end early, by the longest pause between attempts (0.4 s) and a call."""
 
 _WILDCARD_HOSTS: Final = ("0.0.0.0", "::")
 
@@ -384,9 +387,11 @@ class FleetSettings(Section):
         if self.slice_seconds > SLICE_SECONDS_MAX:
             expected = f"at most {SLICE_SECONDS_MAX:g}: what is known of other gateways grows old"
             yield Problem(("slice_seconds",), f"found {self.slice_seconds:g}, expected {expected}")
-        longest = max(10 * self.slice_seconds, 4 * self.call_seconds_max)
+        call = self.call_seconds_max
+        longest = max(10 * self.slice_seconds, 4 * call, SILENCE_SECONDS_MIN + call)
         if self.lease_seconds < longest:
-            expected = f"at least {longest:g}: ten slices, and four calls that time out"
+            why = f"ten slices, four calls that time out, and {SILENCE_SECONDS_MIN:g} seconds and such a call"
+            expected = f"at least {longest:g}: {why}"
             yield Problem(("lease_seconds",), f"found {self.lease_seconds:g}, expected {expected}")
 
 

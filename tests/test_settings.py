@@ -480,6 +480,8 @@ def test_fleets_are_told_apart_and_leases_outlast_calls(problems: Any) -> None:
     assert line.startswith("fleet.slice_seconds: found 0.6, expected at most 0.5")
     (line,) = problems("fleet: {lease_seconds: 1, call_seconds_max: 0.5}")
     assert line.startswith("fleet.lease_seconds: found 1, expected at least 2")
+    (line,) = problems("fleet: {lease_seconds: 1, call_seconds_max: 0.1}")
+    assert line.startswith("fleet.lease_seconds: found 1, expected at least 1.6")
 
 
 def test_a_decision_log_of_one_of_several_is_refused(problems: Any, tmp_path: Path) -> None:

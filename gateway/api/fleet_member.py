@@ -42,7 +42,12 @@ class FleetMember:
         self._slice_seconds = settings.slice_seconds
         self._store = SharedBudget(url, self.name, settings.name, settings.call_seconds_max)
         self._membership = Membership(
-            self._store, Replica(self.name, gate, clock), fleet_rules(settings), _tell, on_call=self._called
+            self._store,
+            Replica(self.name, gate, clock),
+            fleet_rules(settings),
+            _tell,
+            on_call=self._called,
+            on_surprise=_tell_with_trace,
         )
         self._task: asyncio.Task[None] | None = None
 
@@ -63,11 +68,7 @@ class FleetMember:
 
     async def join(self) -> None:
         """With its own share from the first request on; without the store, with a part of the budget."""
-        if not await self._membership.renew():
-            _log.warning(
-                "the shared state cannot be reached; the gateway starts with its part of the budget",
-                replicas_assumed=self.replicas,
-            )
+        await self._membership.renew()
         self._task = asyncio.create_task(self._take_part())
 
     async def _take_part(self) -> None:
@@ -75,8 +76,8 @@ class FleetMember:
             try:
                 await self._membership.run()
                 return  # cancelled, and somebody has swallowed it
-            except Exception:  # whatever it was, the next call may go well
-                _log.exception("a call to the shared state has failed in a way that was not expected")
+            except Exception as error:  # whatever it was, the next call may go well
+                _tell_with_trace(error)
                 await asyncio.sleep(self._slice_seconds)
 
     def leave_off(self) -> None:
@@ -84,22 +85,41 @@ class FleetMember:
         self._membership.begin_leaving()
 
     async def leave(self) -> None:
+        """Raises nothing: who leaves has more to close."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        await self._membership.leave()
-        await self._store.close()
+        for last in (self._membership.leave, self._store.close):
+            try:
+                await last()
+            except Exception as error:
+                _tell_with_trace(error)
 
 
 def _tell(change: Change) -> None:
+    why = {"reason": change.reason, "message": change.message}
+    if change.after is State.JOINING:
+        _log.warning(
+            "the shared state cannot be reached; until it is the gateway has its part of the budget",
+            replicas_assumed=change.replicas,
+            **why,
+        )
+        return
+    if change.after is change.before:
+        _log.warning("the shared state is still away, for another reason", state=change.after.value, **why)
+        return
     said = {"before": change.before.value, "replicas": change.replicas}
     if change.after is State.SHARED:
         _log.info("the budget is shared", **said)
     elif change.after is State.HOLDING:
-        _log.warning("the shared state does not answer; the last share holds", reason=change.reason, **said)
+        _log.warning("the shared state does not answer; the last share holds", **why, **said)
     else:
         _log.error(
             "the shared state has been silent for too long; this gateway goes on with its part of the budget",
-            reason=change.reason,
+            **why,
             **said,
         )
+
+
+def _tell_with_trace(error: Exception) -> None:
+    _log.error("a call to the shared state has failed in a way that was not expected", exc_info=error)

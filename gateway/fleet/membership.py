@@ -1,12 +1,13 @@
 """A replica's part in the fleet, for as long as it runs: ask, take, wait for the next slice.
 
-No request waits for any of it. Calls of different replicas are kept apart by chance, and so are their
-attempts to find the store again. Where an answer takes something away, a second call follows at once: only
-when a replica has said that it uses less may another one use more.
+No request waits for any of it. What goes wrong in a way that nobody has thought of, at the store, in its
+answer or at the gateway, is a call that has failed: a share that cannot be put in force does not renew the
+lease, and who cannot be told anything does not lead.
 """
 
 import asyncio
 from collections.abc import Callable, Sequence
+from copy import copy
 from random import Random
 from typing import Protocol
 
@@ -25,8 +26,9 @@ class Store(Protocol):
 
 
 class Membership:
-    """`on_change` is called for each change of state, `on_call` after each call with its result ("ok", or why
-    it failed) and how many seconds it took."""
+    """`on_change` is called for each change of state and each new reason why the store is away, `on_call`
+    after each call with its result ("ok", or why it failed) and how many seconds it took, `on_surprise` with
+    the first of a row of errors that are no `StoreFailed`."""
 
     def __init__(
         self,
@@ -36,15 +38,17 @@ class Membership:
         on_change: Callable[[Change], None],
         chance: Random | None = None,
         on_call: Callable[[str, float], None] = lambda result, seconds: None,
+        on_surprise: Callable[[Exception], None] = lambda error: None,
     ) -> None:
         self._store = store
         self._gateway = gateway
-        self._rules = rules
         self._on_change = on_change
         self._on_call = on_call
+        self._on_surprise = on_surprise
         self._chance = chance or Random()
         self._standing = Standing(rules)
-        self._leaving = False
+        self._demand = Demand()
+        self._leaving = self._surprised = False
 
     @property
     def share(self) -> Share:
@@ -60,33 +64,52 @@ class Membership:
         assert task is not None
         # before Python 3.12 `wait_for`, with which redis-py writes, may swallow a cancellation
         while not task.cancelling():
-            answered = await self.renew()
-            if answered and self._standing.lowered:
-                answered = await self.renew()
-            await asyncio.sleep(self._pause(answered))
+            await self.renew()
+            await asyncio.sleep(self._standing.pause_seconds(self._chance))
 
     async def renew(self) -> bool:
         """One call; whether the store has answered. To be awaited once before the gateway listens, so that it
         begins with its own share."""
         loop = asyncio.get_running_loop()
-        demand = self._gateway.demand()
-        if self._leaving:
-            demand = _without_traffic(demand)
         sent_at = loop.time()
-        renewal = self._standing.renewal(demand, sent_at, may_lead=not self._leaving)
         try:
-            granted, signals = await self._store.renew(renewal)
-        except StoreFailed as failure:
-            answered, result = False, str(failure.reason)
-            share, change = self._standing.failed(demand, failure.reason, loop.time())
-        else:
-            answered, result = True, "ok"
-            share, change = self._standing.answered(granted, signals, sent_at, loop.time())
+            result, change = "ok", await self._shared(sent_at)
+            self._surprised = False
+        except Exception as error:
+            failure = error if isinstance(error, StoreFailed) else self._surprised_by(error)
+            result, change = failure.reason, self._without_answer(failure)
         self._on_call(result, loop.time() - sent_at)
-        self._gateway.take(share)
         if change is not None:
             self._on_change(change)
-        return answered
+        return result == "ok"
+
+    async def _shared(self, sent_at: float) -> Change | None:
+        """Raises StoreFailed, or anything else; the standing is then what it was."""
+        demand = self._gateway.demand()
+        self._demand = demand = _without_traffic(demand) if self._leaving else demand
+        may_lead = not (self._leaving or self._surprised)
+        renewal = self._standing.renewal(demand, sent_at, may_lead)
+        granted, signals = await self._store.renew(renewal)
+        standing = copy(self._standing)
+        share, change = standing.answered(granted, signals, sent_at, asyncio.get_running_loop().time())
+        self._gateway.take(share)
+        self._standing = standing
+        return change
+
+    def _without_answer(self, failure: StoreFailed) -> Change | None:
+        now = asyncio.get_running_loop().time()
+        share, change = self._standing.failed(self._demand, failure.reason, now, failure.message)
+        try:
+            self._gateway.take(share)
+        except Exception as error:
+            self._surprised_by(error)
+        return change
+
+    def _surprised_by(self, error: Exception) -> StoreFailed:
+        if not self._surprised:
+            self._surprised = True
+            self._on_surprise(error)
+        return StoreFailed("error", f"{type(error).__name__}: {error}")
 
     def begin_leaving(self) -> None:
         """The gateway drains: from the next call on it asks for no tokens and does not lead; the places of
@@ -99,11 +122,6 @@ class Membership:
             await self._store.leave()
         except StoreFailed:
             pass  # it comes back by itself when the lease ends
-
-    def _pause(self, answered: bool) -> float:
-        if answered:
-            return self._rules.slice_seconds * self._chance.uniform(0.9, 1.1)
-        return self._rules.retry_seconds * self._chance.uniform(2 / 3, 4 / 3)
 
 
 def _without_traffic(demand: Demand) -> Demand:

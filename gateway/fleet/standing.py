@@ -5,14 +5,20 @@
                            └──────────── answer ─────────────┴──────────────────────────┘
 
 A lease is counted from when the call was *sent*, by the replica's own clock; the store counts from when it
-heard, by its own. So the replica has always stopped before the store gives its part to others, whatever their
-clocks show. When all have lost the store, their leases end within moments of each other: each goes down to
-its local share at once, and up to it a second later, so that the sum stays within the budget. What it then
-holds it declares when the store is back, as always.
+heard, by its own. Whether it has ended is looked at when a call has failed, and the next one may take a
+pause and its whole time to fail: by so much the replica lets it end early. So it has always stopped before
+the store gives its part to others, whatever their clocks show. When all have lost the store, their leases end
+within moments of each other: each goes down to its local share at once, and up to it when all have gone down,
+so that the sum stays within the budget. What it then holds it declares when the store is back, as always.
+
+    late         = longest pause after a failure + longest call
+    own lease    = lease − late, from when the last answered call was sent
+    raised after = late + longest slice + 2 longest calls, from the end of the own lease
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from random import Random
 
 from msgspec.structs import replace
 
@@ -26,8 +32,10 @@ from gateway.fleet.contract import (
 )
 from gateway.fleet.messages import Granted, Renewal
 
-RAISED_AFTER_SECONDS = 1.0
-"""After the lease has ended: by then everybody who had more has gone down."""
+PAUSE_SPREAD = (0.9, 1.1)
+RETRY_SPREAD = (2 / 3, 4 / 3)
+"""Pauses are more or less than their rule by chance: calls of different replicas are kept apart, and so are
+their attempts to find the store again."""
 SIGNALS_EVERY_SECONDS = 0.95
 COUNTED_WITHIN_SECONDS = 1.0
 """A store that was emptied counts the replicas anew, as they come: so long there are no fewer than before."""
@@ -44,15 +52,35 @@ class FleetRules:
     replicas_assumed: int = 1
     """By a replica that has not reached the store since its start."""
 
+    @property
+    def late_seconds_max(self) -> float:
+        """From the end of one failed call to that of the next: so late it may see that a lease is over."""
+        return RETRY_SPREAD[1] * self.retry_seconds + self.call_seconds_max
+
+    @property
+    def own_lease_seconds(self) -> float:
+        """From when the call was sent: seen late, it is still over before the store's."""
+        return self.lease_seconds - self.late_seconds_max
+
+    @property
+    def raised_after_seconds(self) -> float:
+        """After the end of its own lease. Another replica that lost the store at the same moment was heard at
+        most an answer, a slice and a call that did not arrive later; when its lease ends at the store it has
+        gone down."""
+        return self.late_seconds_max + PAUSE_SPREAD[1] * self.slice_seconds + 2 * self.call_seconds_max
+
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One line for the log."""
+    """One line for the log. `before` and `after` are the same where the store stays away for another reason,
+    and where it has not been reached since the start."""
 
     before: State
     after: State
     reason: str
     """Of the failure; empty where the store has answered."""
+    message: str
+    """What the store said, or who could not reach it."""
     replicas: int
 
 
@@ -65,9 +93,9 @@ class Standing:
         self._good_from: float | None = None
         self._signals_at = float("-inf")
         self._counting_until = float("-inf")
+        self._failing = self._lowered = self._at_once = False
+        self._told: frozenset[str] = frozenset()
         self.share = Share(State.JOINING, rules.replicas_assumed)
-        self.lowered = False
-        """By its last answer: the others wait for this replica to say that it has heard."""
 
     @property
     def state(self) -> State:
@@ -112,39 +140,51 @@ class Standing:
         self._good_from = sent_at
         if signals:
             self._signals_at = now
-        self.lowered = _is_less(granted, self.share)
-        share, change = self._now(
-            Share(
-                state=State.SHARED,
-                replicas=replicas,
-                pools=granted.pools,
-                places=granted.places,
-                allowances=granted.allowances,
-                leads=bool(granted.fence),
-            ),
-            "",
+        self._failing, self._lowered = False, _is_less(granted, self.share)
+        self._told = frozenset()
+        before = self.share.state
+        self.share = Share(
+            state=State.SHARED,
+            replicas=replicas,
+            pools=granted.pools,
+            places=granted.places,
+            allowances=granted.allowances,
+            leads=bool(granted.fence),
         )
-        return replace(share, signals=tuple(signals)), change
+        change = None if before is State.SHARED else Change(before, State.SHARED, "", "", replicas)
+        return replace(self.share, signals=tuple(signals)), change
 
-    def failed(self, demand: Demand, reason: str, now: float) -> tuple[Share, Change | None]:
-        """A call has failed: the share that holds until the next one."""
-        if self._good_from is None:
-            return self._now(self._local(State.JOINING, demand, may_raise=True), reason)
-        silent = now - self._good_from
-        if silent >= self._rules.lease_seconds:
-            may_raise = silent >= self._rules.lease_seconds + RAISED_AFTER_SECONDS
-            return self._now(self._local(State.ALONE, demand, may_raise), reason)
-        if silent >= self._rules.holding_after_seconds:
-            return self._now(self._held(demand), reason)
-        return self.share, None
+    def failed(
+        self, demand: Demand, reason: str, now: float, message: str = ""
+    ) -> tuple[Share, Change | None]:
+        """A call has failed: the share that holds until the next one. A change is told, and once each reason
+        why the store is away."""
+        self._failing = True
+        before, self.share = self.share.state, self._without_store(demand, now)
+        state = self.share.state
+        if state is State.SHARED or (state is before and reason in self._told):
+            return self.share, None
+        self._told |= {reason}
+        return self.share, Change(before, state, reason, message, self.share.replicas)
 
-    def _now(self, share: Share, reason: str) -> tuple[Share, Change | None]:
-        before, self.share = self.share.state, share
-        if before is share.state:
-            return share, None
-        return share, Change(before, share.state, reason, share.replicas)
+    def pause_seconds(self, chance: Random) -> float:
+        """Until the next call, to be asked once after each. None after an answer that takes something away,
+        since the others wait for this replica to say that it has heard; but never twice in a row."""
+        if self._failing:
+            self._at_once = False
+            return self._rules.retry_seconds * chance.uniform(*RETRY_SPREAD)
+        self._at_once = self._lowered and not self._at_once
+        return 0.0 if self._at_once else self._rules.slice_seconds * chance.uniform(*PAUSE_SPREAD)
 
     # ------------------------------------------------------------------ without the store
+
+    def _without_store(self, demand: Demand, now: float) -> Share:
+        if self._good_from is None:
+            return self._local(State.JOINING, demand, may_raise=True)
+        silent, lease = now - self._good_from, self._rules.own_lease_seconds
+        if silent >= lease:
+            return self._local(State.ALONE, demand, silent >= lease + self._rules.raised_after_seconds)
+        return self._held(demand) if silent >= self._rules.holding_after_seconds else self.share
 
     def _held(self, demand: Demand) -> Share:
         """The last share; only that allowances, which would run out, get their part of what flows in."""

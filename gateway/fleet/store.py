@@ -1,13 +1,14 @@
 """The store of the shared budget: Redis or Valkey through redis-py, one script call for each renewal.
 
-Every failure is told as `StoreFailed` with a reason out of a short list; nothing is tried twice. A script
-that the server does not know is loaded and called again by redis-py. All keys carry the prefix as their hash
-tag, so a cluster keeps them in one slot, and all are named to the script; where the slot is at another node
-of the cluster, the calls go there until one fails.
+Every failure of it is told as `StoreFailed` with a reason out of a short list; nothing is tried twice. A
+script that the server does not know is loaded and called again by redis-py. All keys carry the prefix as
+their hash tag, so a cluster keeps them in one slot, and all are named to the script; where the slot is at
+another node of the cluster, the calls go there until one fails.
 """
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.resources import files
 from typing import Any, Literal, cast
 
@@ -21,6 +22,8 @@ from gateway.fleet.messages import Granted, Renewal, packed, read_granted
 FORMAT = 1
 """Of messages and records: replicas that speak another one share nothing."""
 KEYS = ("members", "plan", "held", "budgets", "buckets", "lead", "epoch")
+CLOSING_PART = 0.1
+"""Of the time that a call may take: to close its connection when it has failed."""
 
 Reason = Literal["unreachable", "timed_out", "denied", "read_only", "loading", "error"]
 
@@ -51,7 +54,7 @@ class SharedBudget:
             client_name="qos-gateway",
             max_connections=2,
         )
-        self._address = {name: self._kwargs[name] for name in ("host", "port") if name in self._kwargs}
+        self._address = {name: self._kwargs.get(name) for name in ("host", "port")}
         self._renew = self._redis.register_script(_script("renew.lua"))
         self._leave = self._redis.register_script(_script("leave.lua"))
 
@@ -74,21 +77,40 @@ class SharedBudget:
 
     async def _call(self, script: Any, arguments: list[Any]) -> list[bytes]:
         try:
-            async with asyncio.timeout(self._seconds):
+            async with asyncio.timeout((1 - CLOSING_PART) * self._seconds):
                 try:
                     return cast(list[bytes], await script(keys=self._keys, args=arguments))
                 except exceptions.MovedError as moved:
-                    await self._go_to(host=moved.host, port=moved.port)
+                    if "path" in self._kwargs:
+                        raise  # a socket of this machine has no other address
+                    await self._go_to(moved.host or self._kwargs.get("host"), moved.port)
                     return cast(list[bytes], await script(keys=self._keys, args=arguments))
-        except (exceptions.RedisError, OSError, TimeoutError) as error:
+        except Exception as error:
             # the next call is on a new connection: behind the same address there may be another server by now
             await self._go_to(**self._address)
-            raise StoreFailed(_reason(error), str(error) or type(error).__name__) from error
+            if isinstance(error, (exceptions.RedisError, OSError, TimeoutError)):
+                raise StoreFailed(_reason(error), self._message(error)) from error
+            raise
 
-    async def _go_to(self, **address: Any) -> None:
-        self._kwargs.update(address)
-        await self._redis.connection_pool.disconnect()
-        self._redis.connection_pool.reset()  # type: ignore[no-untyped-call]  # kept connections know their address
+    async def _go_to(self, host: str | None, port: int | None) -> None:
+        """None: redis-py's default."""
+        for name, value in (("host", host), ("port", port)):
+            self._kwargs.pop(name, None)
+            if value is not None:
+                self._kwargs[name] = value
+        pool = self._redis.connection_pool
+        try:
+            with suppress(Exception):  # a connection that does not close in time is given up
+                async with asyncio.timeout(CLOSING_PART * self._seconds):
+                    await pool.disconnect()
+        finally:
+            pool.reset()  # type: ignore[no-untyped-call]  # kept connections know their address
+
+    def _message(self, error: Exception) -> str:
+        """redis-py names host, port and path, never the password; a server might repeat what it was sent."""
+        told = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        password = self._kwargs.get("password")
+        return told.replace(password, "***") if password else told
 
 
 def _script(name: str) -> str:

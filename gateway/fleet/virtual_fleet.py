@@ -1,8 +1,8 @@
 """A fleet on virtual time: real policies and what each has of the budget, one ledger, one engine, one heap.
 
 Every gateway here is an `Admission` with its `Replica` and its `Standing`, driven as `runtime` and
-`membership` drive them: woken at its deadlines, one call about each slice, a second one where an answer takes
-something away. Calls and answers take their time; nothing else does. The engine serves whoever is sent to it.
+`membership` drive them: woken at its deadlines, the next call when the standing says so. Calls and answers
+take their time; nothing else does. The engine serves whoever is sent to it.
 """
 
 from collections import Counter
@@ -30,8 +30,12 @@ ANSWER_SECONDS = 0.001
 """From a call to its answer; the store acts at half of it."""
 STORE_CLOCK_US = 10**15
 """What the store's own clock shows when that of the gateways begins."""
+SIGNALS_FRESH_NS = 2 * NANOSECONDS_PER_SECOND
+"""As `renew.lua` has it: older ones of a replica that says nothing are old news."""
 REFUSED = "refused"
 """Why a call failed, with a store that is away."""
+TIMED_OUT = "timed_out"
+"""And at a gateway that is cut off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +161,7 @@ class Store:
 
     def renew(self, member: str, renewal: Renewal, now: int) -> tuple[Granted, Sequence[str]]:
         granted = self.ledger.renew(now // 1000 + STORE_CLOCK_US, member, renewal)
-        until = now + renewal.lease_ms * 1_000_000
-        self._told[member] = until, renewal.demand.signals
+        self._told[member] = now + SIGNALS_FRESH_NS, renewal.demand.signals
         if not (granted.fence and renewal.wants_signals):
             return granted, ()
         return granted, [told for until, told in self._told.values() if told and until > now]
@@ -170,6 +173,8 @@ class VirtualGateway:
     def __init__(self, name: str, parameters: PolicyParameters, fleet: "VirtualFleet") -> None:
         self.name = name
         self.lives = True
+        self.is_cut_off = False
+        """From the store, alone: its calls get lost, and fail when their time is over."""
         self._fleet = fleet
         self._time, self._engine = fleet.time, fleet.engine
         self._outcomes = fleet.outcomes
@@ -273,7 +278,7 @@ class VirtualGateway:
         granted, signals = self._fleet.store.renew(self.name, renewal, self._time.now)
         self._answered(granted, signals, self._time.seconds)
 
-    def call(self, again: bool = False) -> None:
+    def call(self) -> None:
         """And all that follows from it, the next call included."""
         if not self.lives:
             return
@@ -283,26 +288,28 @@ class VirtualGateway:
 
         def heard() -> None:
             if not self._fleet.store.can_be_reached:
-                self._time.after(ANSWER_SECONDS / 2, failed)
+                self._time.after(ANSWER_SECONDS / 2, lambda: failed(REFUSED))
                 return
             granted, signals = self._fleet.store.renew(self.name, renewal, self._time.now)
             self._time.after(ANSWER_SECONDS / 2, lambda: answered(granted, signals))
 
-        def failed() -> None:
+        def failed(reason: str) -> None:
             if self.lives:
-                self._take(*self.standing.failed(demand, REFUSED, self._time.seconds))
-                retry = self._fleet.rules.retry_seconds * self._fleet.chance.uniform(2 / 3, 4 / 3)
-                self._time.after(retry, self.call)
+                self._take(*self.standing.failed(demand, reason, self._time.seconds))
+                self._call_later()
 
         def answered(granted: Granted, signals: Sequence[str]) -> None:
             if self.lives:
                 self._answered(granted, signals, sent_at)
-                if self.standing.lowered and not again:
-                    self.call(again=True)
-                else:
-                    self._time.after(self._fleet.pause(), self.call)
+                self._call_later()
 
-        self._time.after(ANSWER_SECONDS / 2, heard)
+        if self.is_cut_off:
+            self._time.after(self._fleet.rules.call_seconds_max, lambda: failed(TIMED_OUT))
+        else:
+            self._time.after(ANSWER_SECONDS / 2, heard)
+
+    def _call_later(self) -> None:
+        self._time.after(self.standing.pause_seconds(self._fleet.chance), self.call)
 
     def _answered(self, granted: Granted, signals: Sequence[str], sent_at: float) -> None:
         self._take(*self.standing.answered(granted, signals, sent_at, self._time.seconds))
@@ -342,9 +349,6 @@ class VirtualFleet:
                 self.time.after(self.chance.uniform(0, slice_seconds), gateway.call)
             elif replicas > 1:
                 gateway.divide()
-
-    def pause(self) -> float:
-        return self.rules.slice_seconds * self.chance.uniform(0.9, 1.1)
 
     def book(self, arrivals: Sequence[Arrival]) -> None:
         for arrival in arrivals:

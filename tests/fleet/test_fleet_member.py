@@ -52,6 +52,8 @@ class FakeStore:
 
     async def close(self) -> None:
         self.said.append("close")
+        if self.failure is not None:
+            raise self.failure()
 
 
 class Scene:
@@ -93,6 +95,10 @@ def unreachable() -> Exception:
     return StoreFailed("unreachable", "nobody there")
 
 
+def unheard_of() -> Exception:
+    return ValueError("what is this?")
+
+
 def test_the_rules_are_those_of_the_settings() -> None:
     """Each by its name."""
     made = fleet_rules(
@@ -100,6 +106,27 @@ def test_the_rules_are_those_of_the_settings() -> None:
     )
     assert (made.slice_seconds, made.lease_seconds, made.call_seconds_max) == (0.2, 20, 0.4)
     assert made.replicas_assumed == 5
+
+
+@pytest.mark.parametrize(
+    ("slice_seconds", "call_seconds_max"), [(0.1, 0.5), (0.001, 0.001), (0.01, 0.2), (0.5, 0.1), (0.1, 5.0)]
+)
+def test_the_shortest_lease_that_may_be_set_leaves_time_to_hold(
+    slice_seconds: float, call_seconds_max: float
+) -> None:
+    """It is over for the replica itself only after it has noticed that the store is silent, and after two
+    slices with a call that times out have not yet done it any harm."""
+    for tenths in range(1, 1000):
+        try:
+            settings = FleetSettings(
+                slice_seconds=slice_seconds, call_seconds_max=call_seconds_max, lease_seconds=tenths / 10
+            )
+        except ValueError:
+            continue
+        break
+    rules = fleet_rules(settings)
+    assert rules.own_lease_seconds > rules.holding_after_seconds
+    assert rules.own_lease_seconds > 2 * slice_seconds + call_seconds_max
 
 
 def test_it_has_its_share_once_it_has_joined(scene: Scene) -> None:
@@ -114,14 +141,16 @@ def test_it_has_its_share_once_it_has_joined(scene: Scene) -> None:
 
 
 def test_without_a_store_it_begins_with_its_part_of_those_assumed(scene: Scene) -> None:
-    """And says so once."""
+    """And says so once, with the reason."""
     member = scene.member(replicas_assumed=4)
     scene.stores[0].failure = unreachable
     with structlog.testing.capture_logs() as logs:
         scene.runs(member.join(), seconds=3)
     assert (member.state, member.replicas, scene.capacity()) == ("joining", 4, 250_000)
     assert {result for result, _ in scene.calls} == {"unreachable"}
-    assert [line["log_level"] for line in logs] == ["warning"]
+    (line,) = logs
+    assert (line["log_level"], line["reason"], line["message"]) == ("warning", "unreachable", "nobody there")
+    assert line["replicas_assumed"] == 4
     scene.stores[0].failure = None
     scene.runs(seconds=1)
     assert member.state == "shared"
@@ -139,21 +168,59 @@ def test_each_change_is_one_line_of_the_log(scene: Scene) -> None:
         scene.runs(seconds=1)
     assert [line["log_level"] for line in logs] == ["warning", "error", "info"]
     assert [line["before"] for line in logs] == ["shared", "holding", "alone"]
+    assert [line.get("message") for line in logs] == ["nobody there", "nobody there", None]
 
 
-def test_what_nobody_has_thought_of_does_not_end_its_part(scene: Scene) -> None:
-    """It is logged with its trace, and the next call may go well."""
+def test_another_reason_for_the_silence_is_said_once_more(scene: Scene) -> None:
+    """It is no change of state, and the line does not look like one."""
     member = scene.member()
     scene.runs(member.join(), seconds=1)
-    scene.stores[0].failure = lambda: ValueError("what is this?")
     with structlog.testing.capture_logs() as logs:
-        scene.runs(seconds=1)
-    assert 2 <= len(logs) <= 12
-    assert all(line["exc_info"] for line in logs)
+        scene.stores[0].failure = unreachable
+        scene.runs(seconds=3)
+        scene.stores[0].failure = lambda: StoreFailed("denied", "no such user")
+        scene.runs(seconds=3)
+    assert [line["reason"] for line in logs] == ["unreachable", "denied"]
+    assert "before" not in logs[1]
+    assert (logs[1]["state"], logs[1]["message"]) == ("holding", "no such user")
+
+
+def test_what_nobody_has_thought_of_is_a_silence_like_any_other(scene: Scene) -> None:
+    """Logged with its trace once: when its lease is over the gateway has its part, the other one what it had,
+    and when all is well again they share."""
+    member, other = scene.member(), scene.member()
+    scene.runs(member.join(), other.join(), seconds=1)
+    for each in range(3):
+        scene.admissions[0].submit(ask(f"{each}", P0, 1000))
+    scene.runs(seconds=0.5)
+    assert scene.capacity(0) > 600_000
+    scene.stores[0].failure = unheard_of
+    with structlog.testing.capture_logs() as logs:
+        scene.runs(seconds=9.9)
+        assert (member.state, other.state) == ("alone", "shared")
+        assert scene.capacity(0) + scene.capacity(1) <= 1_000_000
+        scene.runs(seconds=5)
+    assert scene.capacity(0) == 500_000
+    assert [bool(line.get("exc_info")) for line in logs] == [True, False, False]
+    assert [line.get("reason") for line in logs] == [None, "error", "error"]
+    assert logs[1]["message"] == "ValueError: what is this?"
     scene.stores[0].failure = None
-    before = len(scene.calls)
+    scene.runs(seconds=3)
+    assert (member.state, other.state) == ("shared", "shared")
+    assert scene.capacity(0) + scene.capacity(1) <= 1_000_000
+
+
+def test_it_joins_whatever_happens(scene: Scene) -> None:
+    """A first call that fails as nobody has thought of is a store that was not reached."""
+    member = scene.member(replicas_assumed=4)
+    scene.stores[0].failure = unheard_of
+    with structlog.testing.capture_logs() as logs:
+        scene.runs(member.join())
+    assert (member.state, scene.capacity()) == ("joining", 250_000)
+    assert [line.get("reason") for line in logs] == [None, "error"]
+    scene.stores[0].failure = None
     scene.runs(seconds=1)
-    assert len(scene.calls) > before + 5
+    assert member.state == "shared"
 
 
 def test_two_share_until_one_leaves(scene: Scene) -> None:
@@ -184,9 +251,9 @@ def test_one_that_drains_asks_for_nothing_and_leads_no_longer(scene: Scene) -> N
     assert last.demand.places[0].in_use == 1
 
 
-@pytest.mark.parametrize("failure", [None, unreachable])
+@pytest.mark.parametrize("failure", [None, unreachable, unheard_of])
 def test_after_it_has_left_it_calls_no_more(scene: Scene, failure: Callable[[], Exception] | None) -> None:
-    """Whether the store hears of it or not."""
+    """Whether the store hears of it or not, and whatever goes wrong; nothing of it reaches who ends it."""
     member = scene.member()
     scene.runs(member.join(), seconds=1)
     scene.stores[0].failure = failure

@@ -1,10 +1,12 @@
 """A replica's loop with the store, on virtual time."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 
-from gateway.fleet.contract import State
+import pytest
+
+from gateway.fleet.contract import Demand, Share, State
 from gateway.fleet.ledger import Ledger
 from gateway.fleet.membership import Membership
 from gateway.fleet.messages import Granted, Renewal
@@ -20,6 +22,7 @@ class LedgerStore:
     def __init__(self, ledger: Ledger, name: str, loop: VirtualLoop) -> None:
         self._ledger, self._name, self._loop = ledger, name, loop
         self.fails = False
+        self.error: Exception | None = None
         self.heard: list[tuple[float, Renewal]] = []
 
     async def renew(self, renewal: Renewal) -> tuple[Granted, Sequence[str]]:
@@ -27,20 +30,44 @@ class LedgerStore:
         await asyncio.sleep(0.001)
         if self.fails:
             raise StoreFailed("unreachable", "nobody there")
+        if self.error is not None:
+            raise self.error
         return self._ledger.renew(round(self._loop.time() * 1e6), self._name, renewal), ()
 
     async def leave(self) -> None:
         self._ledger.leave(self._name)
 
 
+class BreakableGateway(ScriptedGateway):
+    """Raises where it is asked, or where it is to take what the store has granted."""
+
+    asked_in_vain = taken_in_vain = False
+
+    def demand(self) -> Demand:
+        if self.asked_in_vain:
+            raise KeyError("gpu0")
+        return super().demand()
+
+    def take(self, share: Share) -> None:
+        if self.taken_in_vain and share.state is State.SHARED:
+            raise TypeError("what is this?")
+        super().take(share)
+
+
 class Fleet:
     def __init__(self, loop: VirtualLoop, *asks: int) -> None:
         self.ledger = Ledger()
         self.changes: list[Change] = []
+        self.calls: list[str] = []
+        self.surprises: list[Exception] = []
         self.stores = [LedgerStore(self.ledger, f"r{i}", loop) for i in range(len(asks))]
-        self.gateways = [ScriptedGateway(demand(rate)) for rate in asks]
+        self.gateways = [BreakableGateway(demand(rate)) for rate in asks]
         self.members = [
-            Membership(store, gateway, FleetRules(), self.changes.append, Random(i))
+            Membership(
+                *(store, gateway, FleetRules(), self.changes.append, Random(i)),
+                on_call=lambda result, seconds: self.calls.append(result),
+                on_surprise=self.surprises.append,
+            )
             for i, (store, gateway) in enumerate(zip(self.stores, self.gateways, strict=True))
         ]
 
@@ -135,3 +162,41 @@ def test_a_cancellation_that_the_store_swallows_ends_it_all_the_same() -> None:
             assert task.done()
 
         loop.run_until_complete(cancelled())
+
+
+def store_breaks(fleet: Fleet, broken: bool) -> None:
+    fleet.stores[0].error = ValueError("what is this?") if broken else None
+
+
+def asking_breaks(fleet: Fleet, broken: bool) -> None:
+    fleet.gateways[0].asked_in_vain = broken
+
+
+def taking_breaks(fleet: Fleet, broken: bool) -> None:
+    fleet.gateways[0].taken_in_vain = broken
+
+
+@pytest.mark.parametrize("breaks", [store_breaks, asking_breaks, taking_breaks])
+def test_what_nobody_has_thought_of_is_a_call_that_has_failed(
+    breaks: Callable[[Fleet, bool], None],
+) -> None:
+    """At the store, in the gateway's demand, or where it takes its share: the replica goes down to its part
+    before its lease ends at the store, the other one leads, and they share again when all is well. The first
+    of the row is told."""
+    with virtual_loop() as loop:
+        fleet = Fleet(loop, 900_000, 100_000)
+        loop.run_until_complete(fleet.runs(1))
+        assert sum(fleet.gateways[0].rates) > 0.6 * sum(BUDGET)
+        breaks(fleet, True)
+        loop.run_until_complete(fleet.runs(10.5))
+        assert fleet.members[0].state is State.ALONE
+        assert fleet.members[1].share.leads
+        assert sum(fleet.gateways[0].rates) <= sum(BUDGET) // 2
+        assert len(fleet.surprises) == 1
+        assert set(fleet.calls) == {"ok", "error"}
+        assert {change.reason for change in fleet.changes[2:]} == {"error"}
+        assert type(fleet.surprises[0]).__name__ in fleet.changes[-1].message
+        breaks(fleet, False)
+        loop.run_until_complete(fleet.runs(2))
+        assert fleet.members[0].state is State.SHARED
+        assert sum(sum(gateway.rates) for gateway in fleet.gateways) == pytest.approx(sum(BUDGET), abs=20)

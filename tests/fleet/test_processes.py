@@ -46,7 +46,8 @@ KEYS: dict[str, dict[str, Any]] = {
     METERED: {"tenant": "metered", "tokens_per_minute": PER_MINUTE},
     METERED_TOO: {"tenant": "metered too", "tokens_per_minute": PER_MINUTE},
 }
-RULES = {"slice_seconds": 0.05, "lease_seconds": 2.0, "call_seconds_max": 0.3}
+RULES = {"slice_seconds": 0.05, "lease_seconds": 3.0, "call_seconds_max": 0.3}
+"""The lease leaves more than a second between `holding` and `alone`."""
 CALM_SECONDS_MAX = 3.0
 """No request takes so long: nothing of it waits for the store."""
 QUICK_SECONDS, SLOW_SECONDS = 0.02, 0.2
@@ -93,7 +94,7 @@ async def started(server: StoreServer, engine: CountingEngine) -> AsyncIterator[
 @pytest.fixture
 async def gateways(started: list[GatewayProcess], engine: CountingEngine) -> list[GatewayProcess]:
     """Sharing, the engine quick and nothing counted yet."""
-    await in_state("shared", started)
+    await sharing(started)
     engine.seconds = QUICK_SECONDS
     engine.admitted.clear()
     engine.most_in_flight = 0
@@ -108,9 +109,30 @@ def metered_at_most(seconds: float) -> float:
     return PER_MINUTE + PER_MINUTE / 60 * seconds + METERED_COST
 
 
+def admitted_tokens(engine: CountingEngine) -> int:
+    return sum(one.cost for one in engine.admitted)
+
+
+def most_of_a_minute(engine: CountingEngine) -> bool:
+    return admitted_tokens(engine) >= 0.8 * PER_MINUTE
+
+
+async def sharing(gateways: Sequence[GatewayProcess]) -> None:
+    """All of them, and their logs have come as far: a line may come later than the metric."""
+    await in_state("shared", gateways)
+    await eventually(lambda: all("reason" not in state_changes(gateway)[-1] for gateway in gateways))
+
+
 async def whole_budget(gateways: Sequence[GatewayProcess]) -> bool:
     """Their rates add up to all of it, but for what is on its way from one to another."""
     return sum(s.rate for s in await standings(gateways)) >= 0.97 * CAPACITY
+
+
+async def one_budget_by_one_law(gateways: Sequence[GatewayProcess]) -> bool:
+    """Nobody is read at the same instant as another, so this need not hold while parts move."""
+    told = await standings(gateways)
+    whole = 0.97 * CAPACITY <= sum(s.rate for s in told) <= 1.01 * CAPACITY
+    return whole and sum(s.leads for s in told) == 1
 
 
 async def equal_parts(gateways: Sequence[GatewayProcess]) -> bool:
@@ -128,11 +150,8 @@ async def store_calls(gateways: Sequence[GatewayProcess], result: str) -> float:
 
 async def test_replicas_have_one_budget_and_one_leader(gateways: list[GatewayProcess]) -> None:
     """Three know each other, their rates add up to C, and the law of one of them counts."""
-    await eventually(lambda: whole_budget(gateways))
-    told = await standings(gateways)
-    assert sum(s.rate for s in told) <= 1.01 * CAPACITY
-    assert [s.replicas for s in told] == [REPLICAS] * REPLICAS
-    assert sum(s.leads for s in told) == 1
+    await eventually(lambda: one_budget_by_one_law(gateways))
+    assert [s.replicas for s in await standings(gateways)] == [REPLICAS] * REPLICAS
 
 
 async def test_places_of_a_key_are_counted_over_all_replicas(
@@ -159,9 +178,10 @@ async def test_tokens_per_minute_of_a_tenant_are_counted_over_all_replicas(
     """A minute's tokens and what flows in meanwhile, whichever replicas are asked; most of it is used."""
     began = time.monotonic()
     async with crowd(gateways, METERED, cost=METERED_COST) as answers:
-        await eventually(lambda: answers.statuses[429] >= 12, seconds=20)
-    admitted = sum(one.cost for one in engine.admitted)
-    assert 0.8 * PER_MINUTE <= admitted <= metered_at_most(time.monotonic() - began)
+        await eventually(lambda: most_of_a_minute(engine), seconds=20)
+        refused = answers.statuses[429]
+        await eventually(lambda: answers.statuses[429] >= refused + 12, seconds=20)
+    assert admitted_tokens(engine) <= metered_at_most(time.monotonic() - began)
     assert answers.statuses.keys() == {200, 429}
 
 
@@ -176,14 +196,14 @@ async def test_a_killed_store_costs_no_request(gateways: list[GatewayProcess], s
         server.stop()
         try:
             await in_state("alone", gateways)
-            await eventually(lambda: equal_parts(gateways))  # a second after the lease has ended
+            await eventually(lambda: equal_parts(gateways))  # some time after the lease has ended
             async with httpx.AsyncClient(trust_env=False) as client:
                 for gateway in gateways:
                     for path in ("/healthz", "/readyz"):
                         assert (await client.get(gateway.api + path)).status_code == 200
         finally:
             server.start()
-        await in_state("shared", gateways)
+        await sharing(gateways)
         await eventually(lambda: whole_budget(gateways))
     assert answers.statuses.keys() == {200}
     assert answers.slowest_seconds < CALM_SECONDS_MAX
@@ -228,10 +248,12 @@ async def test_a_tenants_minute_is_not_granted_twice(
     """Neither by a store that was emptied, nor by one that comes back empty, nor by replicas alone."""
     began = time.monotonic()
     async with crowd(gateways, METERED_TOO, cost=METERED_COST) as answers:
-        await eventually(lambda: answers.statuses[429] >= 3, seconds=20)
+        await eventually(lambda: most_of_a_minute(engine), seconds=20)
+        refused = answers.statuses[429]
+        await eventually(lambda: answers.statuses[429] >= refused + 3, seconds=20)
         with server.client() as client:
             client.flushall()
-        await eventually(lambda: answers.statuses[429] >= 20, seconds=20)
+        await eventually(lambda: answers.statuses[429] >= refused + 20, seconds=20)
         server.stop()
         try:
             await in_state("alone", gateways)
@@ -240,8 +262,7 @@ async def test_a_tenants_minute_is_not_granted_twice(
         await in_state("shared", gateways)
         refused = answers.statuses[429]
         await eventually(lambda: answers.statuses[429] >= refused + 12, seconds=20)
-    admitted = sum(one.cost for one in engine.admitted)
-    assert 0.8 * PER_MINUTE <= admitted <= metered_at_most(time.monotonic() - began)
+    assert admitted_tokens(engine) <= metered_at_most(time.monotonic() - began)
     assert answers.statuses.keys() == {200, 429}
 
 
@@ -285,22 +306,29 @@ async def test_a_read_only_store_is_told_as_such_and_outlived(
 
 
 async def test_an_emptied_store_is_filled_again_by_those_who_use_it(
-    gateways: list[GatewayProcess], engine: CountingEngine, server: StoreServer
+    engine: CountingEngine, server: StoreServer
 ) -> None:
     """FLUSHALL and SCRIPT FLUSH under load: nobody leaves the shared state, no limit is granted twice."""
     engine.seconds = SLOW_SECONDS
-    seen = [len(state_changes(gateway)) for gateway in gateways]
-    async with crowd(gateways, WIDE, each=4) as answers:
-        await eventually(lambda: answers.statuses[200] >= WIDE_PLACES)
-        with server.client() as client:
-            client.flushall()
-            client.script_flush()
-            await eventually(lambda: bool(client.keys("*")))
-        await in_state("shared", gateways)
-        await eventually(lambda: whole_budget(gateways))
+    engine.most_in_flight = 0
+    # a call that is late on a busy machine has not failed, and is no reason to leave the shared state
+    patient = settings(engine, server.url, name="emptied", call_seconds_max=5.0, lease_seconds=20.0)
+    async with fleet(patient, 2, keys=KEYS) as gateways:
+        await sharing(gateways)
+        seen = [len(state_changes(gateway)) for gateway in gateways]
+        async with crowd(gateways, WIDE, each=6) as answers:
+            await eventually(lambda: answers.statuses[200] >= WIDE_PLACES)
+            with server.client() as client:
+                client.flushall()
+                client.script_flush()
+                await eventually(lambda: bool(client.keys("*emptied*")))
+            served = answers.statuses[200]
+            await in_state("shared", gateways)
+            await eventually(lambda: whole_budget(gateways))
+            await eventually(lambda: answers.statuses[200] >= served + 2 * WIDE_PLACES)
+        assert [state_changes(g)[n:] for g, n in zip(gateways, seen, strict=True)] == [[], []]
     assert answers.statuses.keys() <= {200, 429}
     assert engine.most_in_flight <= WIDE_PLACES
-    assert [state_changes(g)[n:] for g, n in zip(gateways, seen, strict=True)] == [[]] * REPLICAS
 
 
 # ---------------------------------------------------------------------- beginnings and ends
@@ -369,8 +397,7 @@ async def test_what_a_killed_replica_held_is_the_others_when_its_lease_ends(
         await in_state("shared", [mortal, heir])
         await mortal.kill()
         await in_state("shared", [heir])
-        await eventually(lambda: whole_budget([heir]))
-        assert [s.leads for s in await standings([heir])] == [True]
+        await eventually(lambda: one_budget_by_one_law([heir]))
 
 
 async def test_a_replica_that_ends_in_good_order_gives_back_at_once(
@@ -382,5 +409,4 @@ async def test_a_replica_that_ends_in_good_order_gives_back_at_once(
         await in_state("shared", [leaving, staying])
         await leaving.stop()
         await in_state("shared", [staying])
-        await eventually(lambda: whole_budget([staying]))
-        assert [s.leads for s in await standings([staying])] == [True]
+        await eventually(lambda: one_budget_by_one_law([staying]))

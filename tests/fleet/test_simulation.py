@@ -13,7 +13,7 @@ CAPACITY = 60_000
 def test_three_replicas_let_through_what_one_does() -> None:
     """At twice C, by 80 to 15 to 5: C within 5 % in every ten seconds, class shares within 2 points, and the
     same chance at the fullest replica as at all; by ten to fifteen calls a second each, and a few more."""
-    scenario = Scenario(3, OVERLOAD, uneven(3), seconds=25)
+    scenario = Scenario(3, OVERLOAD, uneven(3), capacity=CAPACITY, seconds=25)
     result = simulate(scenario)
     alone = one_gateway(OVERLOAD, scenario.capacity, scenario.seconds, seed=1)
     assert result.overshoot(10) < 0.05
