@@ -47,7 +47,7 @@ observe-check: $(INSTALLED_DEV) ## Dashboards and alerts against a running gatew
 	$(VENV_PYTHON) -m grafana.generate --check
 	$(VENV)/bin/qos-gateway rules --config config/gateway.yaml --out config/prometheus/rules --check
 	$(VENV_PYTHON) -m config.reference --check
-	OBSERVE_CHECK=1 $(VENV_PYTHON) -m pytest tests/observability $(ARGS)
+	OBSERVE_CHECK=1 $(VENV_PYTHON) -m pytest tests/observability tests/status_page $(ARGS)
 
 .PHONY: soak
 soak: $(INSTALLED_DEV) ## Ten minutes of all that can go wrong, 200 connections; ARGS="--seconds 60 --reload"

@@ -1,5 +1,6 @@
 """What several gateways share, in virtual time: real policies, the ledger, and what can happen to both."""
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -11,6 +12,8 @@ from gateway.fleet.virtual_fleet import Arrival, Engine, VirtualFleet
 from gateway.policy.parameters import PolicyParameters, SloTargets, TenantParameters
 from gateway.policy.request import Priority
 from tests.support.policy_settings import nanoseconds
+
+pytestmark = pytest.mark.skipif(not os.environ.get("FLEET_CHECK"), reason="make fleet-check tries it")
 
 CAPACITY = 48_000
 """Tokens per second: about 40 requests."""

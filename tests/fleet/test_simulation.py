@@ -1,9 +1,13 @@
 """A fleet of real policies in virtual time against one gateway with the same load."""
 
+import os
+
 import pytest
 
 from gateway.fleet.simulation import HALF, OVERLOAD, Scenario, one_gateway, simulate, uneven
 from gateway.policy.request import Priority
+
+pytestmark = pytest.mark.skipif(not os.environ.get("FLEET_CHECK"), reason="make fleet-check tries it")
 
 JOINED_NS = 300_000_000
 CAPACITY = 60_000

@@ -34,6 +34,8 @@ CHROMIUM = os.environ.get("QOS_TEST_CHROMIUM") or shutil.which("chromium")
 if CHROMIUM is None:
     pytest.skip("there is no chromium: apt-get install chromium", allow_module_level=True)
 
+SLOW = pytest.mark.skipif(not os.environ.get("OBSERVE_CHECK"), reason="make observe-check tries it")
+
 TOKEN = "operators-token-of-this-page"
 WAIT_MS = 20_000
 MARKUP = "<img src=x onerror=alert(1)>"
@@ -168,6 +170,7 @@ async def test_it_can_be_read_by_day_and_by_night(
         assert complaints == []
 
 
+@SLOW
 async def test_it_says_when_its_figures_are_old(browser: "Browser", engine: ScriptedEngine) -> None:
     """The token is asked for, a wrong one is told, the right one is kept for this tab only and goes along to
     the API's document; and when the gateway has gone the page says so and keeps what it had."""
@@ -205,6 +208,7 @@ TROUBLES: list[tuple[int, Any, str]] = [
 """What answers to a question for the state, and what the page says of it."""
 
 
+@SLOW
 async def test_it_tells_what_the_trouble_is(browser: "Browser", gateway: GatewayProcess) -> None:
     """Also where answers do come, and on a narrow screen, which a long word does not make wider; and no
     longer when it is over."""
