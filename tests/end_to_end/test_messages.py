@@ -63,7 +63,7 @@ async def gateway(engine: ScriptedEngine) -> AsyncIterator[GatewayProcess]:
         "upstreams": [
             {"name": "gpu0", "url": engine.url, "models": ["m", "other", "unknown-0", "unknown-1"]}
         ],
-        "upstream_timeouts": {"first_byte_seconds": 0.5},
+        "upstream_timeouts": {"first_byte_seconds": 2.0},
         "server": {"max_body_bytes": 20_000},
         "capacity": {"tokens_per_second": 1, "burst_seconds": 1_000_000, "output_weight": 1},
         "scheduling": {"deadline_drop": False},
