@@ -43,7 +43,7 @@ fleet-check: $(INSTALLED_DEV) ## The shared budget of several gateways against a
 	FLEET_CHECK=1 $(VENV_PYTHON) -m pytest -rs tests/fleet $(ARGS)
 
 .PHONY: observe-check
-observe-check: $(INSTALLED_DEV) ## Dashboards and alerts against a running gateway and a real Prometheus (Debian: prometheus)
+observe-check: $(INSTALLED_DEV) ## Dashboards, alerts and status page: a running gateway, a real Prometheus, a browser (Debian: prometheus, chromium)
 	$(VENV_PYTHON) -m grafana.generate --check
 	$(VENV)/bin/qos-gateway rules --config config/gateway.yaml --out config/prometheus/rules --check
 	$(VENV_PYTHON) -m config.reference --check

@@ -9,10 +9,10 @@ import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import UnionType
-from typing import Any, Final, NamedTuple, NoReturn, get_args
+from typing import Any, Final, NamedTuple, NoReturn, Self, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 Location = tuple[str | int, ...]
@@ -46,6 +46,15 @@ class Section(BaseModel):
     """A part of the configuration: cannot be changed, and knows all its keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        refuse(self._problems())
+        return self
+
+    def _problems(self) -> Iterable[Problem]:
+        """What values that are each allowed have wrong together; of a section's own."""
+        return ()
 
 
 def refuse(problems: Iterable[Problem]) -> None:

@@ -37,11 +37,6 @@ class KeyEntry(Section):
     max_in_flight: CountOrNull = None
     trusts_subtenant: bool = False
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        refuse(self._problems())
-        return self
-
     def _problems(self) -> Iterator[Problem]:
         if CLASS_NAMES.index(self.default) < CLASS_NAMES.index(self.ceiling):
             yield Problem(

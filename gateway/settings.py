@@ -85,11 +85,6 @@ class ServerSettings(Section):
     write_idle_seconds: PositiveSeconds = 30.0
     drain_seconds: Seconds = 30.0
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        refuse(self._problems())
-        return self
-
     def _problems(self) -> Iterator[Problem]:
         if self.operations_token is None and not is_loopback(self.operations_host):
             found = f"found null, while operations_host {self.operations_host} can be reached from elsewhere"
@@ -134,11 +129,6 @@ class UpstreamSettings(Section):
     engine_priority: Literal["none", "vllm", "sglang"] = "none"
     health: HealthSettings = HealthSettings()
     load: LoadSettings = LoadSettings()
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        refuse(self._problems())
-        return self
 
     def _problems(self) -> Iterator[Problem]:
         if self.tls_ca_file is None:
@@ -196,11 +186,6 @@ class ClassSettings(Section):
     holdback: Fraction
     slo: LatencyTargets | None
     mode: Mode | None = None
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        refuse(self._problems())
-        return self
 
     def _problems(self) -> Iterator[Problem]:
         if self.ceiling_share < self.share:
@@ -264,11 +249,6 @@ class Classes(Section):
     def __getitem__(self, name: str) -> ClassSettings:
         return {"P0": self.P0, "P1": self.P1, "P2": self.P2}[name]
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        refuse(self._problems())
-        return self
-
     def _problems(self) -> Iterator[Problem]:
         total = sum(self[name].share for name in CLASS_NAMES)
         if abs(total - 1) > SHARE_SUM_TOLERANCE:
@@ -307,12 +287,10 @@ class SloSettings(Section):
     target: PositiveFraction = 0.99
     tighten_below: Fraction = 0.95
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _problems(self) -> Iterator[Problem]:
         if self.tighten_below > self.target:
             expected = f"a fraction not above slo.target, which is {self.target:g}"
-            refuse([Problem(("tighten_below",), f"found {self.tighten_below:g}, expected {expected}")])
-        return self
+            yield Problem(("tighten_below",), f"found {self.tighten_below:g}, expected {expected}")
 
 
 class ClassFloors(Section):
@@ -323,12 +301,10 @@ class ClassFloors(Section):
     def __getitem__(self, name: str) -> float:
         return {"P0": self.P0, "P1": self.P1, "P2": self.P2}[name]
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _problems(self) -> Iterator[Problem]:
         total = self.P0 + self.P1 + self.P2
         if total > 1 + SHARE_SUM_TOLERANCE:
-            refuse([Problem((), f"found floors that add up to {total:.6g}, expected a sum up to 1")])
-        return self
+            yield Problem((), f"found floors that add up to {total:.6g}, expected a sum up to 1")
 
 
 class ControllerSettings(Section):
@@ -337,11 +313,6 @@ class ControllerSettings(Section):
     min_samples: PositiveCount = 20
     capacity_bounds: tuple[PositiveAmount, PositiveAmount] = (0.2, 3.0)
     class_floor: ClassFloors = ClassFloors()
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        refuse(self._problems())
-        return self
 
     def _problems(self) -> Iterator[Problem]:
         low, high = self.capacity_bounds
@@ -377,11 +348,6 @@ class FleetSettings(Section):
     slice_seconds: PositiveSeconds = 0.1
     lease_seconds: PositiveSeconds = 10.0
     call_seconds_max: PositiveSeconds = 0.5
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        refuse(self._problems())
-        return self
 
     def _problems(self) -> Iterator[Problem]:
         if self.slice_seconds > SLICE_SECONDS_MAX:

@@ -1,7 +1,7 @@
 """A gateway's policy as one replica of a fleet: tells what is asked of it, puts in force what it gets.
 
-Names of what is shared: a pool by its upstreams, places and tokens of an upstream, places of a key, minutes
-of a tenant. Replicas that use the same name share.
+Names of what is shared: a pool by the first of its upstreams, places and tokens of an upstream, places of a
+key, minutes of a tenant. Replicas that use the same name share.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -50,6 +50,8 @@ class Replica:
         self._gate = gate
         self._clock = clock
         self._pooled: dict[str, PooledSignals] = {}
+        self._as_of: list[tuple[str, int]] = []  # of what was told last
+        self._told = told(Report(name, ()))
 
     # ------------------------------------------------------------------ what is asked of it
 
@@ -79,11 +81,14 @@ class Replica:
             yield PlacesDemand(_joined(KEY, use.key), use.limit, use.in_use, use.wanted)
 
     def _signals(self) -> str:
-        pools = self._gate.admission.pools
-        measured = [(pool.name, pool.control.measured) for pool in pools if not pool.control.is_static]
-        return told(
-            Report(self._name, tuple(signals(name, told_of) for name, told_of in measured if told_of))
-        )
+        """Measured once a second, told ten times."""
+        loops = [(pool.name, pool.control) for pool in self._gate.admission.pools]
+        measured = [(name, loop.measured) for name, loop in loops if loop.measured and not loop.is_static]
+        as_of = [(name, each.at) for name, each in measured]
+        if as_of != self._as_of:
+            self._as_of = as_of
+            self._told = told(Report(self._name, tuple(signals(name, each) for name, each in measured)))
+        return self._told
 
     # ------------------------------------------------------------------ what it gets
 

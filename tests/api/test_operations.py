@@ -164,3 +164,5 @@ async def test_a_history_that_fails_is_in_the_log() -> None:
         gateway.history = BrokenHistory()  # type: ignore[assignment]
         await until(lambda: any(line.get("what") == "history" for line in lines))
         await gateway.stop()
+    (failure,) = [line for line in lines if line.get("what") == "history"]
+    assert (failure["log_level"], failure["exc_info"]) == ("error", True)

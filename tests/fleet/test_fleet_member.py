@@ -3,19 +3,21 @@ the test's own."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import structlog
 
 from gateway.api import fleet_member
 from gateway.api.fleet_member import FleetMember, fleet_rules
+from gateway.fleet.contract import State
 from gateway.fleet.ledger import Ledger
 from gateway.fleet.messages import Granted, Renewal
-from gateway.fleet.store import StoreFailed
+from gateway.fleet.store import Reason, StoreFailed
 from gateway.policy.admission import Admission
 from gateway.runtime.admission_gate import AdmissionGate
 from gateway.settings import FleetSettings
+from gateway.telemetry.fleet_gauges import CALL_RESULTS, STATES
 from tests.support.policy_settings import P0, ask, policy, upstream
 from tests.support.virtual_loop import VirtualLoop, virtual_loop
 
@@ -280,3 +282,9 @@ def test_one_that_never_joined_can_leave(scene: Scene) -> None:
     """A start that failed before."""
     scene.runs(scene.member().leave())
     assert scene.stores[0].said == ["leave", "close"]
+
+
+def test_telemetry_knows_every_state_and_every_result() -> None:
+    """It may not import the fleet: a state or a reason that it has not heard of would be a KeyError there."""
+    assert set(STATES) == {state.value for state in State}
+    assert set(CALL_RESULTS) == {"ok", *get_args(Reason)}

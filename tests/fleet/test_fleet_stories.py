@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from gateway.fleet.contract import State
-from gateway.fleet.simulation import OVERLOAD, Scenario, arrivals, parameters, uneven
-from gateway.fleet.virtual_fleet import Arrival, Engine, VirtualFleet
 from gateway.policy.parameters import PolicyParameters, SloTargets, TenantParameters
 from gateway.policy.request import Priority
+from gateway.simulator.fleet_simulation import OVERLOAD, Scenario, arrivals, parameters, uneven
+from gateway.simulator.virtual_fleet import Arrival, Engine, VirtualFleet
 from tests.support.policy_settings import nanoseconds
 
 pytestmark = pytest.mark.skipif(not os.environ.get("FLEET_CHECK"), reason="make fleet-check tries it")

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from gateway.fleet.simulation import HALF, OVERLOAD, Scenario, one_gateway, simulate, uneven
 from gateway.policy.request import Priority
+from gateway.simulator.fleet_simulation import HALF, OVERLOAD, Scenario, one_gateway, simulate, uneven
 
 pytestmark = pytest.mark.skipif(not os.environ.get("FLEET_CHECK"), reason="make fleet-check tries it")
 

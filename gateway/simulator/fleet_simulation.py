@@ -1,8 +1,8 @@
 """What a budget shared by slices does on virtual time, against one gateway with the same load.
 
 Requests come at random, to real policies (`virtual_fleet.py`) that nothing but the budget holds back: what is
-counted is the cost that the fleet lets through. `python -m gateway.fleet.simulation` prints the tables of
-README.md.
+counted is the cost that the fleet lets through. `python -m gateway.simulator.fleet_simulation` prints the
+tables of `gateway/fleet/README.md`.
 """
 
 from collections import deque
@@ -12,7 +12,6 @@ from functools import cache
 from math import exp
 from random import Random
 
-from gateway.fleet.virtual_fleet import Arrival, Engine, Outcomes, VirtualFleet
 from gateway.policy.clock import to_nanoseconds
 from gateway.policy.parameters import (
     CapacityParameters,
@@ -22,6 +21,7 @@ from gateway.policy.parameters import (
     UpstreamParameters,
 )
 from gateway.policy.request import PRIORITIES, Priority
+from gateway.simulator.virtual_fleet import Arrival, Engine, Outcomes, VirtualFleet
 
 SHARES = (0.6, 0.35, 0.05)
 THROTTLE_SECONDS = (0.5, 2.0, 20.0)

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from heapq import heappop, heappush
 from random import Random
 
 from gateway.fleet.contract import Share, State
@@ -19,11 +18,12 @@ from gateway.fleet.replica import Replica
 from gateway.fleet.standing import Change, FleetRules, Standing
 from gateway.policy.admission import Admission, Delivered
 from gateway.policy.budget_part import Parts
-from gateway.policy.clock import NANOSECONDS_PER_SECOND, NEVER, ManualClock, to_nanoseconds
+from gateway.policy.clock import NANOSECONDS_PER_SECOND, to_nanoseconds, to_seconds
 from gateway.policy.control_signals import Measured
 from gateway.policy.outcome import Outcome
 from gateway.policy.parameters import MILLITOKENS, PolicyParameters
 from gateway.policy.request import Ask, Priority, Refusal, Ticket, Usage
+from gateway.simulator.virtual_time import VirtualGate, VirtualTime
 
 MODEL = "m"
 ANSWER_SECONDS = 0.001
@@ -63,37 +63,6 @@ class Outcomes:
     calls: int = 0
     changes: list[tuple[int, str, Change]] = field(default_factory=list)
     """Of each gateway's standing with the store."""
-
-
-class VirtualTime:
-    """A clock, and what is to happen, in the order of time and then of booking; `last` after all others."""
-
-    def __init__(self) -> None:
-        self.clock = ManualClock()
-        self._events: list[tuple[int, bool, int, Callable[[], None]]] = []
-        self._order = 0
-
-    @property
-    def now(self) -> int:
-        return self.clock.now()
-
-    @property
-    def seconds(self) -> float:
-        return self.now / NANOSECONDS_PER_SECOND
-
-    def at(self, at: int, do: Callable[[], None], last: bool = False) -> None:
-        self._order += 1
-        heappush(self._events, (max(at, self.now), last, self._order, do))
-
-    def after(self, seconds: float, do: Callable[[], None]) -> None:
-        self.at(self.now + to_nanoseconds(seconds), do)
-
-    def run(self, until: int) -> None:
-        while self._events and self._events[0][0] <= until:
-            at, _, _, do = heappop(self._events)
-            self.clock.advance_to(at)
-            do()
-        self.clock.advance_to(until)
 
 
 class Engine:
@@ -182,8 +151,7 @@ class VirtualGateway:
         self.standing = Standing(fleet.rules)
         self._replica = Replica(name, self, fleet.time.clock)
         self._serving: set[Ticket] = set()
-        self._wakes_at = NEVER
-        self._about_to_ask = False
+        self._gate = VirtualGate(self.admission, fleet.time, self._decided)
 
     # ------------------------------------------------------------------ requests
 
@@ -199,23 +167,25 @@ class VirtualGateway:
         )
         ticket = self.admission.submit(ask)
         ticket.waiter = arrival
-        self._settle()
+        self._gate.settle()
 
     def _decided(self, ticket: Ticket) -> None:
+        if not self.lives:
+            return
         if ticket.refusal is not None:
             self._outcomes.refused.append((ticket.waiter, ticket.refusal))
             return
         self._outcomes.paid.append((self._time.now, ticket.waiter))
         self._serving.add(ticket)
         self._engine.begins(self._time.now)
-        self._time.after(self._engine.service_seconds * 0.05, partial(self._first_token, ticket))
-        self._time.after(self._engine.service_seconds, partial(self._finish, ticket))
+        self._after(self._engine.service_seconds * 0.05, partial(self._first_token, ticket))
+        self._after(self._engine.service_seconds, partial(self._finish, ticket))
 
     def _first_token(self, ticket: Ticket) -> None:
         if self.lives:
             ticket.progress = Stream(self._engine, self._time)
             self.admission.first_token(ticket)
-            self._settle()
+            self._gate.settle()
 
     def _finish(self, ticket: Ticket) -> None:
         if self.lives:
@@ -224,7 +194,7 @@ class VirtualGateway:
                 ticket, Outcome.COMPLETED, Delivered(Usage(ticket.input_tokens, 0), self._time.now)
             )
             self._engine.ends(self._time.now)
-            self._settle()
+            self._gate.settle()
 
     def die(self) -> None:
         """At once: nothing is given back, and the engine has nobody left to answer to."""
@@ -232,70 +202,56 @@ class VirtualGateway:
         for _ in self._serving:
             self._engine.ends(self._time.now)
 
-    # ------------------------------------------------------------------ the policy's driver
+    # ------------------------------------------------------------------ time
+
+    @property
+    def _seconds(self) -> float:
+        return to_seconds(self._time.now)
+
+    def _after(self, seconds: float, do: Callable[[], None]) -> None:
+        self._time.after(to_nanoseconds(seconds), do)
+
+    # ------------------------------------------------------------------ as the replica's gate
 
     def take_parts(self, parts: Parts) -> None:
         self.admission.take_parts(parts)
-        self._settle()
+        self._gate.settle()
 
     def pooled(self, measured: Mapping[str, Measured]) -> None:
         self.admission.pooled(measured)
-        self._settle()
-
-    def _settle(self) -> None:
-        """Hand out what was decided; when to wake the policy is asked once an instant."""
-        while decisions := self.admission.take_decisions():
-            for ticket in decisions:
-                self._decided(ticket)
-        if not self._about_to_ask:
-            self._about_to_ask = True
-            self._time.at(self._time.now, self._ask, last=True)
-
-    def _ask(self) -> None:
-        self._about_to_ask = False
-        deadline = self.admission.next_deadline()
-        if deadline < self._wakes_at:
-            self._wakes_at = deadline
-            self._time.at(deadline, self._wake, last=True)
-
-    def _wake(self) -> None:
-        if self._time.now >= self._wakes_at:
-            self._wakes_at = NEVER
-        if self.lives:
-            self.admission.advance()
-            self._settle()
+        self._gate.settle()
 
     # ------------------------------------------------------------------ the store's caller
 
     def divide(self) -> None:
         """Without a store, for ever: its n-th part."""
-        share, _ = self.standing.failed(self._replica.demand(), REFUSED, self._time.seconds)
+        share, _ = self.standing.failed(self._replica.demand(), REFUSED, self._seconds)
         self._replica.take(share)
 
     def join(self) -> None:
         """Before the first request: one call that takes no time."""
-        renewal = self.standing.renewal(self._replica.demand(), self._time.seconds)
+        renewal = self.standing.renewal(self._replica.demand(), self._seconds)
         granted, signals = self._fleet.store.renew(self.name, renewal, self._time.now)
-        self._answered(granted, signals, self._time.seconds)
+        self._answered(granted, signals, self._seconds)
 
     def call(self) -> None:
         """And all that follows from it, the next call included."""
         if not self.lives:
             return
-        demand, sent_at = self._replica.demand(), self._time.seconds
+        demand, sent_at = self._replica.demand(), self._seconds
         renewal = self.standing.renewal(demand, sent_at)
         self._outcomes.calls += 1
 
         def heard() -> None:
             if not self._fleet.store.can_be_reached:
-                self._time.after(ANSWER_SECONDS / 2, lambda: failed(REFUSED))
+                self._after(ANSWER_SECONDS / 2, lambda: failed(REFUSED))
                 return
             granted, signals = self._fleet.store.renew(self.name, renewal, self._time.now)
-            self._time.after(ANSWER_SECONDS / 2, lambda: answered(granted, signals))
+            self._after(ANSWER_SECONDS / 2, lambda: answered(granted, signals))
 
         def failed(reason: str) -> None:
             if self.lives:
-                self._take(*self.standing.failed(demand, reason, self._time.seconds))
+                self._take(*self.standing.failed(demand, reason, self._seconds))
                 self._call_later()
 
         def answered(granted: Granted, signals: Sequence[str]) -> None:
@@ -304,15 +260,15 @@ class VirtualGateway:
                 self._call_later()
 
         if self.is_cut_off:
-            self._time.after(self._fleet.rules.call_seconds_max, lambda: failed(TIMED_OUT))
+            self._after(self._fleet.rules.call_seconds_max, lambda: failed(TIMED_OUT))
         else:
-            self._time.after(ANSWER_SECONDS / 2, heard)
+            self._after(ANSWER_SECONDS / 2, heard)
 
     def _call_later(self) -> None:
-        self._time.after(self.standing.pause_seconds(self._fleet.chance), self.call)
+        self._after(self.standing.pause_seconds(self._fleet.chance), self.call)
 
     def _answered(self, granted: Granted, signals: Sequence[str], sent_at: float) -> None:
-        self._take(*self.standing.answered(granted, signals, sent_at, self._time.seconds))
+        self._take(*self.standing.answered(granted, signals, sent_at, self._seconds))
 
     def _take(self, share: Share, change: Change | None) -> None:
         self._replica.take(share)
@@ -346,7 +302,7 @@ class VirtualFleet:
         for gateway in self.gateways:
             if shared:
                 gateway.join()
-                self.time.after(self.chance.uniform(0, slice_seconds), gateway.call)
+                self.time.after(to_nanoseconds(self.chance.uniform(0, slice_seconds)), gateway.call)
             elif replicas > 1:
                 gateway.divide()
 
