@@ -39,7 +39,7 @@ def watched(fleet: VirtualFleet, figure: Callable[[], float], every_seconds: flo
 
     def look() -> None:
         seen.append(figure())
-        fleet.time.after(every_seconds, look)
+        fleet.time.after(nanoseconds(every_seconds), look)
 
     look()
     return seen
