@@ -251,6 +251,8 @@ class Pool:
             return
         line = self.throttled[priority]
         if not line.length and self.payment.affords(ticket, now):
+            if not self.room.length and self._goes_at_once(ticket, now):
+                return
             self._hold(ticket, now)
             line.pass_through(ticket)
             self._pay(ticket, now)
@@ -273,6 +275,18 @@ class Pool:
         while ticket.stage in WAITING and (told := self._refusals.beyond_the_bounds(ticket)):
             self.end_waiting(*told, now)
             self._proceed(now)
+
+    def _goes_at_once(self, ticket: Ticket, now: int) -> bool:
+        """Dispatch a request that can pay and finds nobody waiting, if an upstream admits it: as if it had
+        gone through both lines, of which nobody ever sees it in one."""
+        upstream = self.scheduler.at_once(ticket, self.buckets.limited(ticket.priority, now), now)
+        if upstream is None:
+            return False
+        self.throttled[ticket.priority].pass_through(ticket)
+        self.payment.charge(ticket, now)
+        ticket.paid_at = now
+        self._send(ticket, upstream, now)
+        return True
 
     def _asked(self, ticket: Ticket, cost: int, now: int) -> None:
         """It asks for so much, or has turned out to need so much more, or (negative) less."""

@@ -147,6 +147,25 @@ class Scheduler:
                     return found
         return None
 
+    def at_once(self, ticket: Ticket, limited: bool, now: int) -> UpstreamSlots | None:
+        """Where a request goes that finds nobody waiting: what `choose` and `dispatched` come to for one that
+        is alone. None, and nothing changed, if no upstream admits it, or its class is due."""
+        priority = ticket.priority
+        for skipped, limit in self._skip_limits:
+            if skipped is priority and self.skipped[priority] >= limit:
+                return None
+        holdback = self._holdback[priority]
+        best: UpstreamSlots | None = None
+        for upstream in ticket.route.upstreams:
+            if upstream.admits(ticket, holdback, limited, now) is YES:
+                if best is None or upstream.burden < best.burden:
+                    best = upstream
+        if best is not None:
+            self.ready[priority].counters.serve_at_once(ticket.tenant, ticket.cost)
+            if priority in self.skipped:
+                self.skipped[priority] = 0
+        return best
+
     def _find(
         self, priority: Priority, limited: bool, now: int, kept_off: set[UpstreamSlots], promoted: bool
     ) -> Choice | None:

@@ -17,6 +17,7 @@ from gateway.policy.admission import Delivered, RequestTooLong
 from gateway.policy.engine_load import EngineLoad
 from gateway.policy.outcome import Outcome
 from gateway.policy.parameters import PolicyParameters
+from gateway.policy.pool import Pool
 from gateway.policy.request import PRIORITIES, Stage, Ticket, Usage
 from tests.support.drivers import AsyncioDriver, Driver, VirtualDriver, assert_same_decisions
 from tests.support.policy_audit import Audit
@@ -366,3 +367,32 @@ def test_both_drivers_lead_the_same_life(seed: int) -> None:
             logs.append(driver.log)
     assert_same_decisions(*logs)
     assert len(logs[0]) > 500
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_who_finds_nobody_waiting_goes_as_if_through_both_lines(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The short way of one that is alone decides, charges and counts as the long one does."""
+    logs, charged, ways = [], [], []
+    short_way = Pool._goes_at_once
+    for at_once in (True, False):
+        gone = [0]
+
+        def goes(pool: Pool, ticket: Ticket, now: int, at_once: bool = at_once, gone: list[int] = gone) -> bool:
+            went = at_once and short_way(pool, ticket, now)
+            gone[0] += went
+            return went
+
+        monkeypatch.setattr(Pool, "_goes_at_once", goes)
+        driver = VirtualDriver(any_settings(random.Random(seed)))
+        life = Life(driver, seed, 2500, None)
+        life.steps[life.finish] = 40
+        driver.run(2500)
+        logs.append(driver.log)
+        charged.append([ticket.charged for ticket in driver.tickets.values()])
+        ways.append(gone[0])
+    assert_same_decisions(*logs)
+    assert charged[0] == charged[1]
+    assert ways[0] > 100
+    assert ways[1] == 0
