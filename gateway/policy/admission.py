@@ -415,7 +415,7 @@ class Admission:
             event = event._replace(ask=ticket.ask, seen=ticket.seen, order=order)
         sample = self.slo_monitor.record(event)
         if sample is not None and sample.admitted and event.outcome in JUDGES_THE_ENGINE:
-            kept = sample.met["dispatch", "all"]
+            kept = sample.met.dispatch_all
             if kept is not None and ticket.dispatched_at is not None:
                 verdict = Verdict(ticket.dispatched_at, now, kept)
                 ticket.pool.control.signals.judged(ticket.priority, verdict)

@@ -157,9 +157,9 @@ class Scheduler:
         holdback = self._holdback[priority]
         best: UpstreamSlots | None = None
         for upstream in ticket.route.upstreams:
-            if upstream.admits(ticket, holdback, limited, now) is YES:
-                if best is None or upstream.burden < best.burden:
-                    best = upstream
+            admitted = upstream.admits(ticket, holdback, limited, now) is YES
+            if admitted and (best is None or upstream.burden < best.burden):
+                best = upstream
         if best is not None:
             self.ready[priority].counters.serve_at_once(ticket.tenant, ticket.cost)
             if priority in self.skipped:

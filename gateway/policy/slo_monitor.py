@@ -9,7 +9,7 @@ are the caller's own, nor a client that left before the promise was broken.
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gateway.policy.events import RequestEnded
 from gateway.policy.outcome import CALLERS_OWN, Outcome
@@ -19,42 +19,48 @@ from gateway.policy.request import Priority
 VIEWS = ("arrival", "dispatch")
 WHOLES = ("admitted", "offered")
 SLOS = ("ttft", "tpot", "all")
-_OFFERED_ONLY = ("offered",)
-_COUNTED = tuple((view, slo, of) for view in VIEWS for slo in SLOS for of in WHOLES)
 
 _CLIENT_LEFT = frozenset({Outcome.CLIENT_GONE_QUEUED, Outcome.CLIENT_GONE_STREAMING, Outcome.CLIENT_STALLED})
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One request's verdicts; None = the promise does not apply to it."""
+class Verdicts(NamedTuple):
+    """Of each view whether each promise to a request was kept; None = it does not apply to it."""
 
+    arrival_ttft: bool | None
+    arrival_tpot: bool | None
+    arrival_all: bool | None
+    dispatch_ttft: bool | None
+    dispatch_tpot: bool | None
+    dispatch_all: bool | None
+
+
+_PLACES = {(view, slo): Verdicts._fields.index(f"{view}_{slo}") for view in VIEWS for slo in SLOS}
+
+
+class Sample(NamedTuple):
     at: int
     admitted: bool
-    met: dict[tuple[str, str], bool | None]  # (view, slo) → kept?
+    met: Verdicts
 
 
 class _Window:
-    """The samples of one class, and running counts of them, so that reading costs nothing."""
+    """The samples of one class, and how many there are of each kind: mostly all are of one or two."""
 
     def __init__(self) -> None:
         self.samples: deque[Sample] = deque()
-        self.kept = dict.fromkeys(_COUNTED, 0)
-        self.counted = dict.fromkeys(_COUNTED, 0)
+        self.kinds: dict[tuple[bool, Verdicts], int] = {}
 
     def add(self, sample: Sample) -> None:
         self.samples.append(sample)
-        self._count(sample, 1)
+        kind = sample.admitted, sample.met
+        self.kinds[kind] = self.kinds.get(kind, 0) + 1
 
     def drop_oldest(self) -> None:
-        self._count(self.samples.popleft(), -1)
-
-    def _count(self, sample: Sample, by: int) -> None:
-        for (view, slo), met in sample.met.items():
-            if met is not None:
-                for of in WHOLES if sample.admitted else _OFFERED_ONLY:
-                    self.counted[view, slo, of] += by
-                    self.kept[view, slo, of] += by * met
+        oldest = self.samples.popleft()
+        kind = oldest.admitted, oldest.met
+        self.kinds[kind] -= 1
+        if not self.kinds[kind]:
+            del self.kinds[kind]
 
 
 class SloMonitor:
@@ -71,14 +77,14 @@ class SloMonitor:
     def record(self, event: RequestEnded) -> Sample | None:
         """The sample that it makes, None for one that does not count."""
         targets = self._targets.get(event.priority)
-        if targets is None or event.outcome in CALLERS_OWN or event.by_tenant_limit:
+        met = None if targets is None else judge(event, targets)
+        if met is None:
             return None
-        sample = _judge(event, targets)
-        if sample is not None:
-            window = self._windows[event.priority]
-            window.add(sample)
-            while len(window.samples) > self._limits.window_requests:
-                window.drop_oldest()
+        sample = Sample(event.ended_at, event.queue_wait_ns is not None, met)
+        window = self._windows[event.priority]
+        window.add(sample)
+        while len(window.samples) > self._limits.window_requests:
+            window.drop_oldest()
         return sample
 
     def attainment(self, priority: Priority, slo: str, view: str, of: str, now: int) -> float | None:
@@ -93,34 +99,33 @@ class SloMonitor:
             return 0, 0
         while window.samples and window.samples[0].at < now - self._limits.window_ns:
             window.drop_oldest()
-        return window.kept[view, slo, of], window.counted[view, slo, of]
+        kept = counted = 0
+        place, with_refused = _PLACES[view, slo], of == "offered"
+        for (admitted, met), number in window.kinds.items():
+            verdict = met[place]
+            if verdict is not None and (admitted or with_refused):
+                counted += number
+                kept += number * verdict
+        return kept, counted
 
 
-def _judge(event: RequestEnded, targets: SloTargets) -> Sample | None:
-    if not event.streaming:
+def judge(event: RequestEnded, targets: SloTargets) -> Verdicts | None:
+    """None for a request that does not count, whatever it was promised."""
+    outcome = event.outcome
+    if not event.streaming or outcome in CALLERS_OWN or event.by_tenant_limit:
         return None
-    let_down = event.outcome is not Outcome.COMPLETED
-    if event.outcome in _CLIENT_LEFT:
+    let_down = outcome is not Outcome.COMPLETED
+    if outcome in _CLIENT_LEFT:
         waited = event.ended_at - event.arrived_at
         broken = event.ttft_ns is None and targets.ttft_ns is not None and waited > targets.ttft_ns
         if event.ttft_ns is None and not broken:
             return None
         let_down = broken  # one that got its tokens and left is judged by what it got
-    met: dict[tuple[str, str], bool | None] = {}
-    for view, ttft in (("arrival", event.ttft_ns), ("dispatch", event.upstream_ttft_ns)):
-        verdicts = [
-            _verdict(measured, target, let_down)
-            for measured, target in (
-                (ttft, targets.ttft_ns),
-                (event.tpot_ns, targets.tpot_ns),
-                (event.max_gap_ns, targets.max_gap_ns),
-            )
-        ]
-        met[view, "ttft"], met[view, "tpot"], _ = verdicts
-        told = [verdict for verdict in verdicts if verdict is not None]
-        met[view, "all"] = all(told) if told else None
-    admitted = event.queue_wait_ns is not None
-    return Sample(event.ended_at, admitted, met)
+    seen = _verdict(event.ttft_ns, targets.ttft_ns, let_down)
+    served = _verdict(event.upstream_ttft_ns, targets.ttft_ns, let_down)
+    tpot = _verdict(event.tpot_ns, targets.tpot_ns, let_down)
+    gap = _verdict(event.max_gap_ns, targets.max_gap_ns, let_down)
+    return Verdicts(seen, tpot, _all(seen, tpot, gap), served, tpot, _all(served, tpot, gap))
 
 
 def _verdict(measured: int | None, target: int | None, let_down: bool) -> bool | None:
@@ -128,3 +133,7 @@ def _verdict(measured: int | None, target: int | None, let_down: bool) -> bool |
     if target is None or (measured is None and not let_down):
         return None
     return not let_down and measured is not None and measured <= target
+
+
+def _all(ttft: bool | None, tpot: bool | None, gap: bool | None) -> bool | None:
+    return None if ttft is tpot is gap is None else False not in (ttft, tpot, gap)

@@ -38,19 +38,14 @@ def class_standing(pool: Pool, priority: Priority) -> Standing:
 def with_tenant(standing: Standing, limits: TenantLimits, tenant: str, now: int) -> Standing:
     """The tenant's own limits bind before those of the class, where it has any."""
     tokens, requests = limits.buckets(tenant, now)
+    if tokens is None and requests is None:
+        return standing
+    of_tokens, of_requests = standing[:3], standing[3:]
     if tokens is not None:
-        standing = standing._replace(
-            limit_tokens=tokens.per_minute,
-            remaining_tokens=max(tokens.left, 0),
-            full_after_ns=tokens.full_after_ns,
-        )
+        of_tokens = tokens.per_minute, max(tokens.left, 0), tokens.full_after_ns
     if requests is not None:
-        standing = standing._replace(
-            limit_requests=requests.per_minute,
-            remaining_requests=max(requests.left, 0),
-            requests_after_ns=requests.full_after_ns,
-        )
-    return standing
+        of_requests = requests.per_minute, max(requests.left, 0), requests.full_after_ns
+    return Standing(*of_tokens, *of_requests)
 
 
 def seen(pool: Pool, now: int) -> Seen:

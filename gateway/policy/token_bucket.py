@@ -181,8 +181,8 @@ class TokenBuckets:
         levels = self.levels
         if levels != self.bursts or levels != self.own_levels:  # else nothing can flow
             p0, p1, p2 = levels
-            piece = self._present_piece()
-            if now < piece.until:
+            piece = self._piece
+            if piece is not None and now < piece.until and piece.active_until == self.active_until:
                 self._flow_evenly(piece, now - self._now)
             else:
                 self._flow(levels, self.own_levels, self._now, now)
@@ -268,6 +268,8 @@ class TokenBuckets:
         bursts, rates = self.bursts, self._own_rates
         at = start
         while at < end:
+            if levels == bursts and own == levels:
+                return end if watched is None else at  # nothing flows any more, and all is paid for
             limited = self.limits(at)
             inflow = self._inflow_rates(levels, limited)
             step = min(self._span(levels, inflow, at), end - at)

@@ -120,7 +120,7 @@ def test_verdicts_are_those_of_the_policys_monitor(parameters, ended, targets):
                 (slo, verdict): family.child("P0", slo, verdict).value for slo in SLOS for verdict in VERDICTS
             }
             sample = monitor.record(event)
-            met = {slo: None if sample is None else sample.met["arrival", slo] for slo in SLOS}
+            met = {slo: None if sample is None else getattr(sample.met, f"arrival_{slo}") for slo in SLOS}
             assert counted == {
                 (slo, verdict): int(met[slo] is (verdict == "kept")) for slo in SLOS for verdict in VERDICTS
             }

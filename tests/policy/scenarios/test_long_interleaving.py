@@ -379,7 +379,9 @@ def test_who_finds_nobody_waiting_goes_as_if_through_both_lines(
     for at_once in (True, False):
         gone = [0]
 
-        def goes(pool: Pool, ticket: Ticket, now: int, at_once: bool = at_once, gone: list[int] = gone) -> bool:
+        def goes(
+            pool: Pool, ticket: Ticket, now: int, at_once: bool = at_once, gone: list[int] = gone
+        ) -> bool:
             went = at_once and short_way(pool, ticket, now)
             gone[0] += went
             return went
