@@ -130,7 +130,7 @@ def _pool_demand(pool: Pool, now: int) -> PoolDemand:
         pool=pool.name,
         budget=tuple(pool.control.rates),
         ceiling_shares=pool.control.limits.ceiling_shares,
-        active=tuple(pool.is_active(p, now) for p in PRIORITIES),
+        active=tuple(pool.activity.here(p, now) for p in PRIORITIES),
         flows=tuple(_flows(pool.demand(p, now)) for p in PRIORITIES),
         nominal=pool.control.limits.nominal,
     )

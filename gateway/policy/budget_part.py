@@ -18,8 +18,6 @@ from gateway.policy.request import PRIORITIES, Priority
 
 DEMAND_NS = 2 * NANOSECONDS_PER_SECOND
 _GRAIN_NS = NANOSECONDS_PER_SECOND // 4
-ACTIVE_ELSEWHERE_NS = NANOSECONDS_PER_SECOND
-"""A class that is active at another gateway counts as active for so long after this was heard."""
 
 
 class BudgetPart(NamedTuple):

@@ -6,30 +6,26 @@ at the very moment its wait ends does go.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from heapq import heapify, heappop, heappush
 
-from gateway.policy.budget_part import ACTIVE_ELSEWHERE_NS, BudgetPart, RecentDemand, equal_part, with_waiting
+from gateway.policy.assumed_first_tokens import AssumedFirstTokens
+from gateway.policy.budget_part import BudgetPart, RecentDemand, equal_part, with_waiting
 from gateway.policy.capacity_loop import CapacityLoop
-from gateway.policy.clock import NANOSECONDS_PER_SECOND, NEVER
+from gateway.policy.class_activity import ClassActivity
+from gateway.policy.clock import NEVER
 from gateway.policy.drain_rate import DrainRate
 from gateway.policy.engine_load import EngineLoad
 from gateway.policy.events import RatesChanged
-from gateway.policy.parameters import MILLITOKENS, PolicyParameters, UpstreamParameters
+from gateway.policy.parameters import MILLITOKENS, PolicyParameters
 from gateway.policy.patience import wait_limit_ns
 from gateway.policy.payment import Payment
 from gateway.policy.refusals import Refusals
 from gateway.policy.request import PRIORITIES, Priority, Refusal, Stage, Ticket
+from gateway.policy.routes import Route
 from gateway.policy.scheduler import Scheduler
 from gateway.policy.token_bucket import BucketRules, TokenBuckets
 from gateway.policy.turns import Turns
 from gateway.policy.upstream_slots import UpstreamSlots
-from gateway.policy.waiting_room import WAITING, Route, WaitingRoom
-
-ACTIVITY_TAIL_NS = 5 * NANOSECONDS_PER_SECOND
-"""A class counts as active for so long after its last request ended: its next one is likely near."""
-
-ROUTES_KNOWN_MAX = 256
-"""By model; an upstream may serve whatever it is asked for."""
+from gateway.policy.waiting_room import WAITING, WaitingRoom
 
 
 class Pool:
@@ -52,11 +48,9 @@ class Pool:
         self.throttled = self.payment.throttled
         self.scheduler = Scheduler(parameters.classes, parameters.scheduling.skip_limit)
         self.turns = Turns(self.scheduler, self.buckets, slots)
-        self._requests = [0, 0, 0]  # waiting or in flight
-        self._active_until = [now] * len(PRIORITIES)  # by requests of this gateway
+        self.activity = ClassActivity(self.buckets, now)
         self._recent_demand: RecentDemand | None = None  # where the budget is shared with other gateways
-        self._known_routes: dict[tuple[str, bool], Route] = {}  # until the upstreams are others
-        self._assumed_first_tokens: list[tuple[int, int, Ticket]] = []
+        self.assumed = AssumedFirstTokens()
         self._drain = [DrainRate() for _ in PRIORITIES]  # of all that wait
         self._refusals = Refusals(self)
         self._now = now
@@ -78,35 +72,18 @@ class Pool:
         return min(slots.name for slots in self.slots)
 
     def serves(self, model: str) -> bool:
-        known = (model, False) in self._known_routes
-        return known or any(serves(slots.parameters, model) for slots in self.slots)
+        return self.room.routes.serve(model, self.slots)
 
     def route(self, model: str, is_long: bool, avoided: Sequence[UpstreamSlots] = ()) -> Route | None:
         """Where requests for a model may go; None when no upstream here serves it. To `avoided` ones only
         if there are no others."""
-        if not avoided and (known := self._known_routes.get((model, is_long))) is not None:
-            return known
-        serving = [s for s in self.slots if serves(s.parameters, model)]
-        wanted = "long" if is_long else "short"
-        fitting = [s for s in serving if s.parameters.accepts in ("any", wanted)] or serving
-        fitting = [s for s in fitting if s not in avoided] or fitting
-        if not fitting:
-            return None
-        route = self.room.route_to(fitting, is_long, self._now)
-        if not avoided and len(self._known_routes) < ROUTES_KNOWN_MAX:
-            self._known_routes[model, is_long] = route
-        return route
-
-    def forget_routes(self) -> None:
-        """Upstreams, or what they serve, are others now: those who wait are to be given new routes."""
-        self.room.forget_routes()
-        self._known_routes.clear()
+        return self.room.routes.for_model(model, is_long, self.slots, self._now, avoided)
 
     def set_health(self, upstream: UpstreamSlots, healthy: bool, now: int) -> None:
         self.catch_up(now)
         upstream.set_health(healthy)
         self.turns.may_have_changed()
-        self.room.health_changed(now)
+        self.room.routes.health_changed(now)
         capacity = self._nominal_capacity()
         if capacity:  # with none healthy C keeps its last value
             self._put_in_force(self.control.nominal_changed(capacity, now), now)
@@ -156,13 +133,13 @@ class Pool:
             for priority, line in zip(PRIORITIES, self.throttled, strict=True):
                 if len(line) and (head := line.peek()) and not self.payment.on_own_share(head, now):
                     self.control.signals.held_back(priority)
-            rates = self.control.tick(self.slots, idle=not any(self._requests), now=now)
+            rates = self.control.tick(self.slots, idle=self.activity.idle, now=now)
             if rates is not None:
                 self._change_rates(rates, now)
 
     def follow(self, change: RatesChanged, now: int) -> None:
         """Put in force what a law has decided elsewhere."""
-        self._change_rates(self.control.followed(change, idle=not any(self._requests)), now)
+        self._change_rates(self.control.followed(change, idle=self.activity.idle), now)
 
     def _change_rates(self, rates: Sequence[int], now: int) -> None:
         self.catch_up(now)
@@ -192,9 +169,7 @@ class Pool:
         self._share(part, now)
         for priority in PRIORITIES:
             if part.active_elsewhere[priority]:
-                until = max(self.buckets.active_until[priority], now + ACTIVE_ELSEWHERE_NS)
-                self.buckets.active_until[priority] = until
-                self.turns.may_change_at(until)
+                self.turns.may_change_at(self.activity.elsewhere(priority, now))
         self._set_credit()
         self._settle_down(now)
 
@@ -223,10 +198,6 @@ class Pool:
         budget = sum(self.control.rates)
         return self.buckets.capacity / budget if self.control.shared and budget else 1.0
 
-    def is_active(self, priority: Priority, now: int) -> bool:
-        """By requests of this gateway."""
-        return bool(self._requests[priority]) or self._active_until[priority] > now
-
     def demand(self, priority: Priority, now: int) -> dict[str, int]:
         """What is asked here, in millitokens per second, by tenant."""
         asked = {} if self._recent_demand is None else self._recent_demand.per_second(priority, now)
@@ -240,10 +211,9 @@ class Pool:
         self.advance(now)
         priority = ticket.priority
         ticket.pool = self
-        self._requests[priority] += 1
+        self.activity.enters(priority)
         self.control.wake(now)
         self._asked(ticket, ticket.cost, now)
-        self.buckets.active_until[priority] = NEVER
         wait_limit = wait_limit_ns(ticket, self.classes[priority], self.scheduling)
         ticket.deadline = ticket.arrived_at + wait_limit
         if self.classes[priority].observe:
@@ -321,7 +291,7 @@ class Pool:
         upstream.lease(ticket, now)
         if not ticket.ask.streaming:
             ticket.assumed_at = now + upstream.prefill.predict_ns(ticket.input_tokens)
-            heappush(self._assumed_first_tokens, (ticket.assumed_at, ticket.seq, ticket))
+            self.assumed.expect(ticket)
         self._decide(ticket, now)
 
     def _let_through(self, ticket: Ticket, wait_limit: int, now: int) -> None:
@@ -404,7 +374,7 @@ class Pool:
         if elsewhere:
             ticket.not_reached = upstream.name
             others = [other for other in ticket.route.upstreams if other is not upstream]
-            ticket.route = heir.room.route_to(others, ticket.is_long, now)
+            ticket.route = heir.room.routes.to(others, ticket.is_long, now)
         ticket.upstream = ticket.dispatched_at = ticket.paid_at = None
         ticket.assumed_at = NEVER
         ticket.promoted = False
@@ -452,11 +422,7 @@ class Pool:
         self._one_less(ticket, now)
 
     def _one_less(self, ticket: Ticket, now: int) -> None:
-        self._requests[ticket.priority] -= 1
-        if not self._requests[ticket.priority]:
-            self._active_until[ticket.priority] = until = now + ACTIVITY_TAIL_NS
-            self.buckets.active_until[ticket.priority] = until
-            self.turns.may_change_at(until)
+        self.turns.may_change_at(self.activity.leaves(ticket.priority, now))
 
     # ------------------------------------------------------------------ other upstreams
 
@@ -470,10 +436,7 @@ class Pool:
             ):
                 lines.counters.follow(others.counters)
                 lines.counters.credit = NEVER
-            if (until := other.buckets.active_until[priority]) < NEVER:
-                self.buckets.active_until[priority] = max(self.buckets.active_until[priority], until)
-            until = max(self._active_until[priority], other._active_until[priority])
-            self._active_until[priority] = until
+        self.activity.carry_on(other.activity)
         self.scheduler.carry_on(other.scheduler)
 
     def reroute(self, ticket: Ticket, route: Route) -> None:
@@ -499,9 +462,8 @@ class Pool:
         heir._receive(ticket, now)
 
     def _receive(self, ticket: Ticket, now: int) -> None:
-        self._requests[ticket.priority] += 1
+        self.activity.enters(ticket.priority)
         self.control.wake(now)
-        self.buckets.active_until[ticket.priority] = NEVER
         if ticket.stage in WAITING:
             self._hold(ticket, now)
         if ticket.stage is Stage.THROTTLED:
@@ -511,15 +473,14 @@ class Pool:
         elif ticket.assumed_at <= now:
             ticket.upstream.prefilled(ticket)
         elif ticket.assumed_at < NEVER:
-            heappush(self._assumed_first_tokens, (ticket.assumed_at, ticket.seq, ticket))
+            self.assumed.expect(ticket)
 
     def routes_changed(self) -> None:
         """Everybody has been given a new route: forget the old ones, and those who are elsewhere now."""
         self.room.drop_expiries()
         for ready in self.scheduler.ready:
             ready.keep(self.room.routes)
-        self._assumed_first_tokens = [e for e in self._assumed_first_tokens if e[2].pool is self]
-        heapify(self._assumed_first_tokens)
+        self.assumed.keep(self)
         self.turns.may_have_changed()
 
     # ------------------------------------------------------------------ time
@@ -535,20 +496,11 @@ class Pool:
         self.buckets.advance(now)
         if now > self._now:
             self._now = now
-        if self._assumed_first_tokens:
-            self._assume_first_tokens(now)
+        if now >= self.assumed.next and self.assumed.come(now):
+            self.turns.may_have_changed()
         if self.room.length:
             self._proceed(now)
             self._end_those_over(now - 1)
-
-    def _assume_first_tokens(self, now: int) -> None:
-        """Of answers that are not streamed, those that count as seen by now."""
-        assumed = self._assumed_first_tokens
-        while assumed and assumed[0][0] <= now:
-            at, _, ticket = heappop(assumed)
-            if ticket.stage is Stage.DISPATCHED and ticket.assumed_at == at:
-                ticket.upstream.prefilled(ticket)
-                self.turns.may_have_changed()
 
     def _end_those_over(self, until: int) -> None:
         """End those whose time was over by `until`. What they leave goes to others."""
@@ -568,9 +520,7 @@ class Pool:
         What was due up to the last advance has been seen to; what came due between that and `now` has not.
         """
         seen_to = self._now
-        soonest = self.control.due
-        if self._assumed_first_tokens:
-            soonest = min(soonest, self._assumed_first_tokens[0][0])
+        soonest = min(self.control.due, self.assumed.next)
         over = self.room.next_deadline()
         if over < NEVER:  # somebody waits
             soonest = min(soonest, over, self.turns.next_change(seen_to))
@@ -599,10 +549,6 @@ class Pool:
 def _capacity(upstreams: Iterable[UpstreamSlots]) -> int:
     """Millitokens a second."""
     return round(sum(upstream.tokens_per_second for upstream in upstreams) * MILLITOKENS)
-
-
-def serves(upstream: UpstreamParameters, model: str) -> bool:
-    return model in upstream.models or "*" in upstream.models
 
 
 def _bucket_rules(parameters: PolicyParameters) -> BucketRules:

@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterable, Sequence
 
 from gateway.policy.outcome import Outcome
 from gateway.policy.parameters import MILLITOKENS, PolicyParameters, UpstreamParameters
-from gateway.policy.pool import Pool, serves
+from gateway.policy.pool import Pool
 from gateway.policy.request import Refusal, Ticket
+from gateway.policy.routes import Route, serves
 from gateway.policy.upstream_slots import UpstreamSlots
-from gateway.policy.waiting_room import Route
 
 Decide = Callable[[Ticket, int], None]
 Homes = dict[UpstreamSlots, Pool]
@@ -68,7 +68,7 @@ def regrouped(
             slots.set_health(True)
     waiting = _waiting(old)
     for pool in old:
-        pool.forget_routes()
+        pool.room.routes.forget()
     _move_leases(engines, are, new, now)
     _move_waiting(waiting, were, new, now)
     for pool in dict.fromkeys([*old, *new]):

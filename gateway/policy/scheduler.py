@@ -18,8 +18,8 @@ from typing import NamedTuple
 from gateway.policy.parameters import ClassParameters
 from gateway.policy.priority_queue import FairQueue, ServiceCounters
 from gateway.policy.request import PRIORITIES, Priority, Ticket
+from gateway.policy.routes import Route
 from gateway.policy.upstream_slots import Admits, UpstreamSlots
-from gateway.policy.waiting_room import Route
 
 P0 = Priority.P0
 YES, NO_ROOM, NO_PREFILL_ROOM = Admits.YES, Admits.NO_ROOM, Admits.NO_PREFILL_ROOM

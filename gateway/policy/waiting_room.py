@@ -1,32 +1,14 @@
 """Who waits, for tokens or for a place: for which upstreams, with how many bytes, and until when."""
 
-from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 
 from gateway.policy.clock import NEVER
 from gateway.policy.priority_queue import insert_by_arrival
 from gateway.policy.request import PRIORITIES, Stage, Ticket
-from gateway.policy.upstream_slots import UpstreamSlots
+from gateway.policy.routes import Routes
 
 WAITING = (Stage.THROTTLED, Stage.READY)
-
-
-class Route:
-    """The upstreams that may serve a request, and the line of those who wait for them.
-
-    Long prompts have a route of their own, so that one waiting for the lane does not hold up the rest.
-    """
-
-    def __init__(self, upstreams: Sequence[UpstreamSlots], long: bool) -> None:
-        self.upstreams = tuple(upstreams)
-        self.long = long
-        self.down_since: int | None = None
-        self.waiting: OrderedDict[int, Ticket] = OrderedDict()  # by arrival, throttled ones included
-
-    @property
-    def healthy(self) -> bool:
-        return any(upstream.healthy for upstream in self.upstreams)
 
 
 class WaitingRoom:
@@ -35,46 +17,15 @@ class WaitingRoom:
     def __init__(self, no_upstream_ns: int) -> None:
         self.no_upstream_ns = no_upstream_ns
         self.queued_bytes = [0] * len(PRIORITIES)
-        self._routes: dict[tuple[tuple[UpstreamSlots, ...], bool], Route] = {}
+        self.routes = Routes()
         self.length = 0
-        self._down: list[Route] = []  # those whose upstreams are all down, in the order they were made
         self._expiries: list[tuple[int, int, Ticket]] = []  # some of tickets that wait no longer
-
-    # ------------------------------------------------------------------ routes
-
-    @property
-    def routes(self) -> Iterator[Route]:
-        return iter(self._routes.values())
-
-    def route_to(self, upstreams: Sequence[UpstreamSlots], is_long: bool, now: int) -> Route:
-        """The one route to these upstreams."""
-        key = (tuple(upstreams), is_long)
-        route = self._routes.get(key)
-        if route is None:
-            route = self._routes[key] = Route(upstreams, is_long)
-            if not route.healthy:
-                route.down_since = now
-                self._down.append(route)
-        return route
-
-    def health_changed(self, now: int) -> None:
-        for route in self._routes.values():
-            if route.healthy:
-                route.down_since = None
-            elif route.down_since is None:
-                route.down_since = now
-        self._down = [route for route in self._routes.values() if route.down_since is not None]
-
-    def forget_routes(self) -> None:
-        """The upstreams are others now: those who wait are to be given new routes."""
-        self._routes = {}
-        self._down = []
 
     # ------------------------------------------------------------------ coming and going
 
     def tickets(self) -> list[Ticket]:
         """All that wait here, by arrival."""
-        tickets = (ticket for route in self._routes.values() for ticket in route.waiting.values())
+        tickets = (ticket for route in self.routes for ticket in route.waiting.values())
         return sorted(tickets, key=lambda ticket: ticket.seq)
 
     def enter(self, ticket: Ticket) -> None:
@@ -99,7 +50,7 @@ class WaitingRoom:
 
     def anybody_over(self, until: int) -> bool:
         """Whether `over` may find somebody: a quick look before the closer one."""
-        return bool(self._down) or (bool(self._expiries) and self._expiries[0][0] <= until)
+        return bool(self.routes.down) or (bool(self._expiries) and self._expiries[0][0] <= until)
 
     def over(self, until: int) -> Ticket | None:
         """One whose time was over by then, to be ended before the next is asked for."""
@@ -117,11 +68,11 @@ class WaitingRoom:
         if not self._expiries:
             return NEVER
         first = min(self._expiries[0][0], NEVER)
-        return min([first, *(at for at, _, _ in self._without_upstream())]) if self._down else first
+        return min([first, *(at for at, _, _ in self._without_upstream())]) if self.routes.down else first
 
     def _without_upstream(self) -> Iterator[tuple[int, int, Ticket]]:
         """When and who gives up first of those that wait for upstreams that are all down, of each route."""
-        for route in self._down:
+        for route in self.routes.down:
             if route.down_since is not None and route.waiting:
                 seq, oldest = next(iter(route.waiting.items()))
                 yield max(oldest.arrived_at, route.down_since) + self.no_upstream_ns, seq, oldest

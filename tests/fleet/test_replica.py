@@ -476,7 +476,7 @@ def test_idle_replicas_fall_silent_about_each_other() -> None:
     now = fleet.clock.now()
     for gateway in fleet.gateways:
         pool = gateway.admission.pools[0]
-        assert [pool.is_active(p, now) for p in PRIORITIES] == [False] * 3
+        assert [pool.activity.here(p, now) for p in PRIORITIES] == [False] * 3
         assert not any(pool.buckets.limits(now))
 
 

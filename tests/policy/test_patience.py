@@ -8,8 +8,8 @@ from gateway.policy.parameters import SchedulingParameters
 from gateway.policy.patience import class_wait_limit_ns, cost_ahead, wait_limit_ns
 from gateway.policy.priority_queue import FairQueue, ServiceCounters
 from gateway.policy.request import Ticket
+from gateway.policy.routes import Route
 from gateway.policy.upstream_slots import UpstreamSlots
-from gateway.policy.waiting_room import Route
 from tests.support.policy_settings import P1, ask, class_parameters, nanoseconds, upstream
 
 DROPPING = SchedulingParameters(deadline_drop=True)

@@ -73,7 +73,7 @@ class ForgetfulLife(Life):
 def forget_all(pool: Pool) -> None:
     forget(pool.buckets)
     pool.turns.may_have_changed()
-    pool._known_routes.clear()
+    pool.room.routes._by_model.clear()
     lines: list[FairQueue] = list(pool.throttled)
     for ready in pool.scheduler.ready:
         lines += ready._lines.values()

@@ -8,9 +8,9 @@ import pytest
 
 from gateway.policy.parameters import SchedulingParameters
 from gateway.policy.request import PRIORITIES, Priority, Ticket
+from gateway.policy.routes import Route
 from gateway.policy.scheduler import Scheduler
 from gateway.policy.upstream_slots import UpstreamSlots
-from gateway.policy.waiting_room import Route
 from tests.support.policy_settings import P0, P1, P2, ask, class_parameters, upstream
 
 UNLIMITED = [False, False, False]

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from gateway.policy.budget_part import ACTIVE_ELSEWHERE_NS, BudgetPart, Parts
+from gateway.policy.budget_part import BudgetPart, Parts
+from gateway.policy.class_activity import ACTIVE_ELSEWHERE_NS, ACTIVITY_TAIL_NS
 from gateway.policy.clock import NEVER
 from gateway.policy.control_signals import Measured, Verdict
 from gateway.policy.engine_load import EngineLoad
 from gateway.policy.outcome import Outcome
 from gateway.policy.parameters import PolicyParameters
-from gateway.policy.pool import ACTIVITY_TAIL_NS, Pool
+from gateway.policy.pool import Pool
 from gateway.policy.request import PRIORITIES, Ticket
 from gateway.policy.upstream_slots import Admits
 from tests.policy.test_capacity_loop import Scripted
@@ -241,7 +242,7 @@ def test_activity_elsewhere_is_not_told_as_ones_own() -> None:
     gateway = Gateway(made())
     gateway.tell(active_elsewhere=(True, True, False))
     assert limits_lending(gateway.pool, 0)
-    assert [gateway.pool.is_active(p, 0) for p in PRIORITIES] == [False, False, False]
+    assert [gateway.pool.activity.here(p, 0) for p in PRIORITIES] == [False, False, False]
     gateway.run(1)
     gateway.tell(active_elsewhere=NONE_ELSEWHERE)
     assert not limits_lending(gateway.pool, ACTIVE_ELSEWHERE_NS)
@@ -252,17 +253,17 @@ def test_its_own_activity_is_told_until_a_while_after_the_last_request() -> None
     gateway = Gateway(made())
     gateway.tell()
     gateway.submit("a", P0)
-    assert gateway.pool.is_active(P0, 0)
+    assert gateway.pool.activity.here(P0, 0)
     gateway.at(nanoseconds(1), lambda: gateway.finish("a"))
     gateway.run(1)
     gateway.tell(active_elsewhere=(True, True, True))
     last = nanoseconds(1) + ACTIVITY_TAIL_NS
-    assert [gateway.pool.is_active(P0, at) for at in (last - 1, last)] == [True, False]
+    assert [gateway.pool.activity.here(P0, at) for at in (last - 1, last)] == [True, False]
     assert limits_lending(gateway.pool, last - 1)
     gateway.run(5.9)
     gateway.tell(active_elsewhere=(True, False, False))
     assert limits_lending(gateway.pool, last + 1)
-    assert not gateway.pool.is_active(P0, last)
+    assert not gateway.pool.activity.here(P0, last)
 
 
 def test_activity_elsewhere_does_not_shorten_ones_own() -> None:
@@ -474,7 +475,7 @@ def test_a_draining_gateway_takes_parts_as_ever() -> None:
     assert gateway.pool.demand(P0, 0) == {"t": 1000}
     gateway.run(10)
     assert gateway.pool.demand(P0, nanoseconds(10)) == {}
-    assert not any(gateway.pool.is_active(p, nanoseconds(10)) for p in PRIORITIES)
+    assert not any(gateway.pool.activity.here(p, nanoseconds(10)) for p in PRIORITIES)
 
 
 def test_demand_is_what_requests_have_cost_as_far_as_is_known() -> None:

@@ -24,7 +24,7 @@ class Bench:
         given = {"priority": P1, **given}
         ticket = Ticket(self.seq, ask(f"r{self.seq}", **given), now)
         ticket.deadline = until
-        ticket.route = self.room.route_to(upstreams or (self.a,), False, now)
+        ticket.route = self.room.routes.to(upstreams or (self.a,), False, now)
         return ticket
 
     def enter(self, *upstreams: UpstreamSlots, **given: Any) -> Ticket:
@@ -47,7 +47,7 @@ class Bench:
     def down(self, *upstreams: UpstreamSlots, at: int) -> None:
         for slots in upstreams:
             slots.set_health(False)
-        self.room.health_changed(at)
+        self.room.routes.health_changed(at)
 
 
 def test_each_is_over_at_its_own_time_those_of_one_instant_by_arrival() -> None:
@@ -98,10 +98,10 @@ def test_other_routes_for_all_a_thousand_times_leave_nothing() -> None:
     bench = Bench()
     tickets = [bench.enter(until=100 + i) for i in range(10)]
     for _ in range(1000):
-        bench.room.forget_routes()
+        bench.room.routes.forget()
         for ticket in tickets:
             bench.room.leave(ticket)
-            ticket.route = bench.room.route_to((bench.a, bench.b), False, 0)
+            ticket.route = bench.room.routes.to((bench.a, bench.b), False, 0)
             bench.room.enter(ticket)
         bench.room.drop_expiries()
     assert len(bench.room._expiries) == 10
@@ -114,10 +114,10 @@ def test_other_routes_for_all_a_thousand_times_leave_nothing() -> None:
 def test_one_route_to_the_same_upstreams() -> None:
     """Long prompts have their own."""
     bench = Bench()
-    route = bench.room.route_to((bench.a, bench.b), False, 0)
-    assert bench.room.route_to([bench.a, bench.b], False, 5) is route
-    assert bench.room.route_to((bench.a, bench.b), True, 0) is not route
-    assert bench.room.route_to((bench.a,), False, 0) is not route
+    route = bench.room.routes.to((bench.a, bench.b), False, 0)
+    assert bench.room.routes.to([bench.a, bench.b], False, 5) is route
+    assert bench.room.routes.to((bench.a, bench.b), True, 0) is not route
+    assert bench.room.routes.to((bench.a,), False, 0) is not route
 
 
 def test_patience_with_upstreams_that_are_down() -> None:
@@ -135,7 +135,7 @@ def test_patience_with_upstreams_that_are_down() -> None:
     assert bench.over(14) == [1]
     assert bench.room.next_deadline() == 17
     bench.b.set_health(True)
-    bench.room.health_changed(16)
+    bench.room.routes.health_changed(16)
     assert bench.over(999) == []
     assert bench.room.next_deadline() == 1000
 

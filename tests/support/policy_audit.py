@@ -332,7 +332,9 @@ class PoolAudit:
         self._look_at_queues(waiting)
         self._look_at_charges(tickets)
         assert (
-            self.inside == self.pool._requests == [sum(t.priority is p for t in tickets) for p in PRIORITIES]
+            self.inside
+            == self.pool.activity.requests
+            == [sum(t.priority is p for t in tickets) for p in PRIORITIES]
         )
         assert self.pool.buckets.limits(self.audit.now) == self.limited(self.audit.now)
         assert self.next_in_order(self.audit.now) is None, "somebody could go and waits"
@@ -388,8 +390,9 @@ class PoolAudit:
 
     def nothing_is_left(self) -> None:
         pool = self.pool
-        assert pool.room._expiries == pool._assumed_first_tokens == []
-        assert pool._requests == self.inside == [0, 0, 0]
+        assert pool.room._expiries == []
+        assert not pool.assumed
+        assert pool.activity.requests == self.inside == [0, 0, 0]
         assert not any(route.waiting for route in pool.room.routes)
         for p in PRIORITIES:
             ready = pool.scheduler.ready[p]
