@@ -7,7 +7,8 @@ DISPATCHED (with `ticket.upstream`) or ENDED with `ticket.refusal`. The driver t
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from gateway.policy.budget_part import Parts
 from gateway.policy.clock import NEVER, Clock
@@ -21,7 +22,7 @@ from gateway.policy.pool import Pool
 from gateway.policy.regrouping import first_pools, regrouped
 from gateway.policy.request import PRIORITIES, Ask, Priority, Refusal, Stage, Ticket, Usage
 from gateway.policy.slo_monitor import SloMonitor
-from gateway.policy.standing import Standing, class_standing, seen, with_tenant
+from gateway.policy.standing import Standing, seen, standing
 from gateway.policy.tenant_limits import TenantLimits
 from gateway.policy.token_cost import (
     OutputReserve,
@@ -43,8 +44,7 @@ class RequestTooLong(ValueError):
     """A request that can never be paid: waiting cannot help."""
 
 
-@dataclass(frozen=True, slots=True)
-class Delivered:
+class Delivered(NamedTuple):
     """What a dispatched request got: tokens (None when the engine never began or gave nothing), and the
     stream's last token and largest gap, in nanoseconds."""
 
@@ -267,7 +267,7 @@ class Admission:
         """What is left to the tenant in the class where the model is served; in the first pool if it is
         served nowhere."""
         pool = self._pool_of(model) or self.pools[0]
-        return with_tenant(class_standing(pool, priority), self.tenants, tenant, self._clock.now())
+        return standing(pool, priority, self.tenants, tenant, self._clock.now())
 
     def _pool_of(self, model: str) -> Pool | None:
         for pool in self.pools:

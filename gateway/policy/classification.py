@@ -8,6 +8,7 @@ client did not say, is only ever lowered.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from gateway.policy.request import Priority
 
@@ -48,8 +49,7 @@ class ClassificationRules:
     reject_above_ceiling: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Classified:
+class Classified(NamedTuple):
     claimed: Priority
     granted: Priority
 

@@ -47,8 +47,7 @@ class Ask(NamedTuple):
     claimed: Priority | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(NamedTuple):
     """Tokens a request really used, over all its sequences."""
 
     input_tokens: int

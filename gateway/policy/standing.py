@@ -20,32 +20,32 @@ class Standing(NamedTuple):
     requests_after_ns: int
 
 
-def class_standing(pool: Pool, priority: Priority) -> Standing:
-    """The class's bucket, and its waiting places."""
-    buckets = pool.buckets
-    level, burst, rate = buckets.levels[priority], buckets.bursts[priority], buckets.prospect(priority, False)
-    limit, depth = pool.queue_limit(priority), pool.depth(priority)
-    return Standing(
-        limit_tokens=burst // UNITS_PER_TOKEN,
-        remaining_tokens=max(level, 0) // UNITS_PER_TOKEN,
-        full_after_ns=-(-(burst - level) // rate) if rate else 0,
-        limit_requests=limit,
-        remaining_requests=None if limit is None else max(limit - depth, 0),
-        requests_after_ns=(pool.drained_after_ns(priority) or 0) if depth else 0,
-    )
-
-
-def with_tenant(standing: Standing, limits: TenantLimits, tenant: str, now: int) -> Standing:
-    """The tenant's own limits bind before those of the class, where it has any."""
+def standing(pool: Pool, priority: Priority, limits: TenantLimits, tenant: str, now: int) -> Standing:
+    """The tenant's own limits bind before those of its class, where it has any."""
     tokens, requests = limits.buckets(tenant, now)
-    if tokens is None and requests is None:
-        return standing
-    of_tokens, of_requests = standing[:3], standing[3:]
-    if tokens is not None:
+    if tokens is None:
+        of_tokens = _tokens_of_class(pool, priority)
+    else:
         of_tokens = tokens.per_minute, max(tokens.left, 0), tokens.full_after_ns
-    if requests is not None:
+    if requests is None:
+        of_requests = _places_of_class(pool, priority)
+    else:
         of_requests = requests.per_minute, max(requests.left, 0), requests.full_after_ns
     return Standing(*of_tokens, *of_requests)
+
+
+def _tokens_of_class(pool: Pool, priority: Priority) -> tuple[int, int, int]:
+    buckets = pool.buckets
+    level, burst, rate = buckets.levels[priority], buckets.bursts[priority], buckets.prospect(priority, False)
+    full_after = -(-(burst - level) // rate) if rate else 0
+    return burst // UNITS_PER_TOKEN, max(level, 0) // UNITS_PER_TOKEN, full_after
+
+
+def _places_of_class(pool: Pool, priority: Priority) -> tuple[int | None, int | None, int]:
+    """For those that wait."""
+    limit, depth = pool.queue_limit(priority), pool.depth(priority)
+    left = None if limit is None else max(limit - depth, 0)
+    return limit, left, (pool.drained_after_ns(priority) or 0) if depth else 0
 
 
 def seen(pool: Pool, now: int) -> Seen:

@@ -87,10 +87,12 @@ class Metrics(Observer, Collector):
             (tokens.child(name, "input"), tokens.child(name, "cached"), tokens.child(name, "output"))
             for name in _CLASS_NAMES
         ]
-        self._claims = self._counter(catalogue.CLASS_CLAIMS)
-        for claimed in PRIORITIES:
-            for granted in PRIORITIES[claimed:]:
-                self._claims.child(claimed.name, granted.name)
+        claims = self._counter(catalogue.CLASS_CLAIMS)
+        self._claims = {
+            (claimed, granted): claims.child(claimed.name, granted.name)
+            for claimed in PRIORITIES
+            for granted in PRIORITIES[claimed:]
+        }
         self._promotions = self._counter(catalogue.PROMOTIONS).children(_CLASS_NAMES)
         self._observed = self._counter(catalogue.OBSERVED_REFUSALS)
         for name in _CLASS_NAMES:
@@ -220,7 +222,7 @@ class Metrics(Observer, Collector):
     # ------------------------------------------------------------------ what the edge tells
 
     def class_claimed(self, claimed: Priority, granted: Priority) -> None:
-        self._claims.child(claimed.name, granted.name).value += 1
+        self._claims[claimed, granted].value += 1
 
     def client_retried(self) -> None:
         self._retries.value += 1
