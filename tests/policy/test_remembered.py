@@ -110,9 +110,36 @@ def test_an_activity_that_begins_or_ends_counts_at_once(until: int) -> None:
     for now, active_until in ((1, None), (2, until), (SECOND // 4, None), (SECOND // 3, 0), (SECOND, None)):
         for b in (remembering, forgetful):
             b.advance(now)
+            b.time_until(P2, 9_000_000, False, 10 * SECOND)  # which finds out how it flows
             if active_until is not None:
                 b.active_until[P0] = active_until
         assert remembering.levels[P2] < 0
         assert remembering.own_levels == forgetful.own_levels
         assert remembering.levels == forgetful.levels
         forget(forgetful)
+
+
+def test_an_activity_that_ends_and_begins_again_has_counted() -> None:
+    """How it flowed before both is no longer how it flows: in between P2's own level took all that came."""
+    remembering, forgetful = buckets(), buckets()
+    for b in (remembering, forgetful):
+        for p in (P1, P2):
+            b.take(p, 2_000_000, False)
+        b.active_until[P0] = NEVER
+        b.time_until(P2, 9_000_000, False, 10 * SECOND)
+    for now, active_until in ((SECOND // 4, 0), (SECOND // 2, NEVER), (20 * SECOND, NEVER)):
+        for b in (remembering, forgetful):
+            b.advance(now)
+            b.active_until[P0] = active_until
+        assert remembering.own_levels == forgetful.own_levels
+        assert remembering.levels == forgetful.levels
+        forget(forgetful)
+
+
+def test_an_activity_that_begins_delays_a_payment_at_once() -> None:
+    """50 tokens are missing: lent ones would bring them soon, but with P0 active the own share has to."""
+    b = buckets()
+    b.take(P1, 100_000, False)
+    soon = b.time_until(P1, 125_000, True, 10 * SECOND)
+    b.active_until[P0] = NEVER
+    assert soon < b.time_until(P1, 125_000, True, 10 * SECOND) == -(-50 * SECOND // 350)

@@ -293,6 +293,8 @@ def test_oversize_from_the_own_share() -> None:
     at(b, 0.4)
     assert levels(b)[1] == 175
     assert own_levels(b)[1] == -225 + 140
+    at(b, 1)  # all are full, and yet its own share goes on to pay
+    assert own_levels(b)[1] == -225 + 350
     assert not b.affords(P1, 400_000, True)
 
 
