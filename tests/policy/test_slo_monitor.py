@@ -119,8 +119,9 @@ def test_all_promises_together(
     event: RequestEnded, ttft: float | None, tpot: float | None, everything: float | None
 ) -> None:
     """`all` needs every promise that applies, no other; no token is no sample."""
-    told = [attainment(event, slo=slo) for slo in ("ttft", "tpot", "all")]
-    assert told == [ttft, tpot, everything]
+    for view in VIEWS:
+        told = [attainment(event, slo=slo, view=view) for slo in ("ttft", "tpot", "all")]
+        assert told == [ttft, tpot, everything]
 
 
 @pytest.mark.parametrize(
@@ -181,6 +182,18 @@ def test_a_client_that_leaves(outcome: Outcome) -> None:
     assert attainment(ended(outcome=outcome, ttft=None, took=0.9)) is None
     assert attainment(ended(outcome=outcome, ttft=None, took=1.0)) is None
     assert attainment(ended(outcome=outcome, ttft=None, took=1.1)) == 0
+
+
+@pytest.mark.parametrize(
+    ("outcome", "met"),
+    [(Outcome.CLIENT_GONE_STREAMING, 1), (Outcome.CLIENT_STALLED, 1), (Outcome.UPSTREAM_ABORTED, 0)],
+)
+def test_a_client_that_got_tokens_and_left_is_judged_by_what_it_got(outcome: Outcome, met: int) -> None:
+    """It was not let down, unlike one whose stream broke off; what came too slowly was missed all the same."""
+    for slo in SLOS:
+        assert attainment(ended(outcome=outcome, tpot=0.05, gap=1), slo=slo) == met
+    assert attainment(ended(outcome=outcome, tpot=0.07), slo="tpot") == 0
+    assert attainment(ended(outcome=outcome, ttft=1.1)) == 0
 
 
 def test_non_streamed_answers_do_not_count() -> None:

@@ -397,3 +397,13 @@ def test_standing_shows_the_tenants_own_limits() -> None:
         others = driver.admission.standing(P0, "m", "u")
         assert (others.limit_tokens, others.remaining_tokens) == (300, 200)
         assert (others.limit_requests, others.remaining_requests) == (3, 3)
+
+
+def test_a_tenant_in_debt_has_nothing_left() -> None:
+    """And not less than that: a cost above the full minute has left its bucket below zero."""
+    tenants = {"t": {"tokens_per_minute": 600}}
+    with closing(VirtualDriver(policy(SLOW, capacity=SMALL_BURSTS, tenants=tenants))) as driver:
+        driver.submit("a", P0, 100, max_output_tokens=0)
+        driver.finish("a", outcome=Outcome.COMPLETED, delivered=Delivered(Usage(700, 0)))
+        mine = driver.admission.standing(P0, "m", "t")
+        assert (mine.limit_tokens, mine.remaining_tokens, mine.full_after_ns) == (600, 0, nanoseconds(70))
