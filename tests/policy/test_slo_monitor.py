@@ -189,7 +189,7 @@ def test_a_client_that_leaves(outcome: Outcome) -> None:
     [(Outcome.CLIENT_GONE_STREAMING, 1), (Outcome.CLIENT_STALLED, 1), (Outcome.UPSTREAM_ABORTED, 0)],
 )
 def test_a_client_that_got_tokens_and_left_is_judged_by_what_it_got(outcome: Outcome, met: int) -> None:
-    """It was not let down, unlike one whose stream broke off; what came too slowly was missed all the same."""
+    """It was not let down, unlike one whose stream broke off; what came too slowly was missed."""
     for slo in SLOS:
         assert attainment(ended(outcome=outcome, tpot=0.05, gap=1), slo=slo) == met
     assert attainment(ended(outcome=outcome, tpot=0.07), slo="tpot") == 0
