@@ -221,7 +221,7 @@ class Pool:
             return
         line = self.throttled[priority]
         if not line.length and self.payment.affords(ticket, now):
-            if not self.room.length and self._goes_at_once(ticket, now):
+            if not self.room.length and self._send_at_once(ticket, now):
                 return
             self._hold(ticket, now)
             line.pass_through(ticket)
@@ -246,10 +246,10 @@ class Pool:
             self.end_waiting(*told, now)
             self._proceed(now)
 
-    def _goes_at_once(self, ticket: Ticket, now: int) -> bool:
+    def _send_at_once(self, ticket: Ticket, now: int) -> bool:
         """Dispatch a request that can pay and finds nobody waiting, if an upstream admits it: as if it had
         gone through both lines, of which nobody ever sees it in one."""
-        upstream = self.scheduler.at_once(ticket, self.buckets.limited(ticket.priority, now), now)
+        upstream = self.scheduler.choose_at_once(ticket, self.buckets.limited(ticket.priority, now), now)
         if upstream is None:
             return False
         self.throttled[ticket.priority].pass_through(ticket)

@@ -162,7 +162,7 @@ class Ticket:
         self.seen: Any = None  # events.Seen, if somebody wants details
         self.refusal: Refusal | None = None
         self.outcome: Outcome | None = None
-        self.route: Any = None  # pool.Route
+        self.route: Any = None  # routes.Route
         self.pool: Any = None  # pool.Pool
         self.upstream: Any = None  # upstream_slots.UpstreamSlots, once dispatched
         self.waiter: Any = None

@@ -15,6 +15,7 @@ one that waits for the lane is overtaken.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from gateway.policy.clock import NEVER
 from gateway.policy.parameters import ClassParameters
 from gateway.policy.priority_queue import FairQueue, ServiceCounters
 from gateway.policy.request import PRIORITIES, Priority, Ticket
@@ -118,7 +119,7 @@ class Scheduler:
     ) -> None:
         """Other settings; the counts stay."""
         self._holdback = [classes[p].holdback for p in PRIORITIES]
-        self._skip_limits = [(p, skip_limit[p]) for p in reversed(PRIORITIES) if p in skip_limit]
+        self._due_at = {p: skip_limit[p] for p in reversed(PRIORITIES) if p in skip_limit}
         self.skipped = {p: self.skipped.get(p, 0) for p in skip_limit}
 
     def carry_on(self, other: "Scheduler") -> None:
@@ -135,7 +136,7 @@ class Scheduler:
         """Who is to be dispatched now, and where; None when nobody can go. Changes nothing but the
         places in line: `dispatched` must follow."""
         kept_off: set[UpstreamSlots] = set()
-        for priority, limit in self._skip_limits:
+        for priority, limit in self._due_at.items():
             if self.skipped[priority] >= limit and self.ready[priority].length:
                 found = self._find(priority, limited[priority], now, kept_off, promoted=True)
                 if found is not None:
@@ -147,13 +148,13 @@ class Scheduler:
                     return found
         return None
 
-    def at_once(self, ticket: Ticket, limited: bool, now: int) -> UpstreamSlots | None:
-        """Where a request goes that finds nobody waiting: what `choose` and `dispatched` come to for one that
-        is alone. None, and nothing changed, if no upstream admits it, or its class is due."""
+    def choose_at_once(self, ticket: Ticket, limited: bool, now: int) -> UpstreamSlots | None:
+        """Where a request goes that finds nobody waiting, counted as gone: what `choose` and `dispatched`
+        come to for one that is alone, at less than half the cost. None, and nothing changed, if no upstream
+        admits it, or its class is due."""
         priority = ticket.priority
-        for skipped, limit in self._skip_limits:
-            if skipped is priority and self.skipped[priority] >= limit:
-                return None
+        if self.skipped.get(priority, 0) >= self._due_at.get(priority, NEVER):
+            return None
         holdback = self._holdback[priority]
         best: UpstreamSlots | None = None
         for upstream in ticket.route.upstreams:

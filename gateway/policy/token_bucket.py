@@ -24,8 +24,8 @@ cut anywhere else gives the same levels, so that it does not matter how often so
 
 Inflows follow from the rates, from which buckets are full and from which classes are limited, and are kept
 for each combination of the two that was met, until other rates are installed. The piece that goes on now is
-kept until it ends, an activity changes, or somebody takes, gives back or installs: all that moves a level or
-a burst otherwise than by inflow forgets it.
+found out for a prediction, and kept until it ends, an activity changes, or somebody takes, gives back or
+installs: all that moves a level or a burst otherwise than by an even inflow forgets it.
 """
 
 from collections import deque

@@ -1,4 +1,4 @@
-"""Who waits, for tokens or for a place: for which upstreams, with how many bytes, and until when."""
+"""Who waits, for tokens or for a place: with how many bytes, and until when."""
 
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush

@@ -391,6 +391,9 @@ class Run:
 
     def step(self, wait: int, operation: tuple[object, ...]) -> None:
         self.now += wait
+        if wait % 2:
+            for p in Priority:
+                self.b.time_until(p, 10**9, False, SECOND)  # which finds out how it flows from here on
         self.pass_time(wait)
         self.slack += 8 * self.b.capacity if wait else 0
         self.poured += wait * self.b.capacity

@@ -203,8 +203,9 @@ class PoolAudit:
         self.last_left = [-ACTIVE_NS] * 3
         self.since = [10**9] * 3  # dispatches of others since the class's own last one
         self._submit, self._dispatched = pool.submit, pool.scheduler.dispatched
-        self._hand_over = pool.hand_over
+        self._hand_over, self._choose_at_once = pool.hand_over, pool.scheduler.choose_at_once
         pool.submit, pool.scheduler.dispatched = self._submitted, self._chosen
+        pool.scheduler.choose_at_once = self._chosen_at_once
         pool.hand_over = self._handed_over
 
     def _submitted(self, ticket: Ticket, now: int) -> None:
@@ -267,9 +268,31 @@ class PoolAudit:
             limit = self.audit.parameters.scheduling.skip_limit[head.priority]
             assert self.since[head.priority] >= limit
             self.audit.met["promoted"] += 1
-        self.audit.met["dispatched"] += 1
-        self.since = [0 if p is head.priority else n + 1 for p, n in zip(PRIORITIES, self.since, strict=True)]
+        self._goes(head)
         self._dispatched(choice, limited, now)
+
+    def _chosen_at_once(self, ticket: Ticket, limited: bool, now: int) -> UpstreamSlots | None:
+        """By the contract again: it is alone, so all that counts is whether there is a place for it. One
+        whose class is due would be promoted, which is not for here to say."""
+        assert not self.pool.room.length
+        assert limited == self.limited(now)[ticket.priority]
+        skip_limit = self.audit.parameters.scheduling.skip_limit
+        is_due = self.pool.scheduler.skipped.get(ticket.priority, 0) >= skip_limit.get(ticket.priority, NEVER)
+        free = [u for u in ticket.route.upstreams if self.verdict(ticket, u, limited, False, now) == "free"]
+        chosen = self._choose_at_once(ticket, limited, now)
+        assert (chosen is None) == (is_due or not free)
+        if chosen is not None:
+            assert chosen in free
+            assert chosen.in_flight_tokens == min(upstream.in_flight_tokens for upstream in free)
+            self.audit.met["at once"] += 1
+            self._goes(ticket)
+        return chosen
+
+    def _goes(self, ticket: Ticket) -> None:
+        self.audit.met["dispatched"] += 1
+        self.since = [
+            0 if p is ticket.priority else n + 1 for p, n in zip(PRIORITIES, self.since, strict=True)
+        ]
 
     def next_in_order(self, now: int) -> tuple[Ticket, list[UpstreamSlots], bool] | None:
         """Who goes next by the contract, where it may go, and whether it is a promotion: a class that is due,

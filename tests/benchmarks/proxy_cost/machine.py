@@ -56,10 +56,17 @@ def _python() -> str:
     """Which, and how it was built: compiled without a profile it takes a fifth more time."""
     options = sysconfig.get_config_var("CONFIG_ARGS") or ""
     if sys.base_prefix == "/usr":
-        build = f"as in {platform.freedesktop_os_release()['PRETTY_NAME']}"
+        build = f"as in {_distribution()}"
     else:
         build = "optimised build" if "--enable-optimizations" in options else "build without optimisations"
     return f"{platform.python_implementation()} {platform.python_version()} ({build})"
+
+
+def _distribution() -> str:
+    try:
+        return platform.freedesktop_os_release()["PRETTY_NAME"]
+    except OSError:
+        return "an unnamed distribution"
 
 
 def _commit() -> str:

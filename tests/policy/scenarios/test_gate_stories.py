@@ -72,6 +72,21 @@ STORIES = [
         ],
     ),
     Story(
+        "who is due is promoted also where nobody else waits any more",
+        policy(upstream(max_in_flight=1), scheduling={"skip_limit": {P1: 1, P2: 19}}),
+        [
+            (0, submit("first", P0), {"first": "dispatched"}),
+            (1, both(submit("passed over", P1), submit("second", P0)), {}),
+            (2, finish("first"), {"second": "dispatched"}),
+            (3, cancel("passed over"), {"passed over": "client_gone_queued"}),
+            (4, finish("second"), {}),
+            (5, submit("due", P1), {"due": "promoted"}),
+            (6, finish("due"), {}),
+            (7, submit("next", P1), {"next": "dispatched"}),
+            (8, finish("next"), {}),
+        ],
+    ),
+    Story(
         "tokens in flight are limited, and one above the limit goes alone",
         policy(upstream(max_in_flight=None, max_in_flight_tokens=100)),
         [

@@ -283,6 +283,7 @@ class Life:
 
 EXPECTED = {
     "dispatched",
+    "at once",
     "promoted",
     "completed",
     "client_gone_queued",
@@ -393,7 +394,7 @@ def test_who_finds_nobody_waiting_goes_as_if_through_both_lines(
 ) -> None:
     """The short way of one that is alone decides, charges and counts as the long one does."""
     lives, ways = [], []
-    short_way = Pool._goes_at_once
+    short_way = Pool._send_at_once
     for at_once in (True, False):
         gone = [0]
 
@@ -404,7 +405,7 @@ def test_who_finds_nobody_waiting_goes_as_if_through_both_lines(
             gone[0] += went
             return went
 
-        monkeypatch.setattr(Pool, "_goes_at_once", goes)
+        monkeypatch.setattr(Pool, "_send_at_once", goes)
         driver = VirtualDriver(any_settings(random.Random(seed)))
         life = WatchedLife(driver, seed, 2500)
         life.steps[life.finish] = 40
