@@ -119,7 +119,7 @@ class Scheduler:
     ) -> None:
         """Other settings; the counts stay."""
         self._holdback = [classes[p].holdback for p in PRIORITIES]
-        self._due_at = {p: skip_limit[p] for p in reversed(PRIORITIES) if p in skip_limit}
+        self._due_at = {p: skip_limit[p] for p in reversed(PRIORITIES) if p in skip_limit}  # P2 before P1
         self.skipped = {p: self.skipped.get(p, 0) for p in skip_limit}
 
     def carry_on(self, other: "Scheduler") -> None:

@@ -7,7 +7,7 @@ or let down). A non-streamed answer has neither TTFT nor TPOT and does not count
 are the caller's own, nor a client that left before the promise was broken.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -23,7 +23,7 @@ SLOS = ("ttft", "tpot", "all")
 _CLIENT_LEFT = frozenset({Outcome.CLIENT_GONE_QUEUED, Outcome.CLIENT_GONE_STREAMING, Outcome.CLIENT_STALLED})
 
 
-class Verdicts(NamedTuple):
+class PromisesKept(NamedTuple):
     """Of each view whether each promise to a request was kept; None = it does not apply to it."""
 
     arrival_ttft: bool | None
@@ -34,13 +34,13 @@ class Verdicts(NamedTuple):
     dispatch_all: bool | None
 
 
-_PLACES = {(view, slo): Verdicts._fields.index(f"{view}_{slo}") for view in VIEWS for slo in SLOS}
+_PLACES = {(view, slo): PromisesKept._fields.index(f"{view}_{slo}") for view in VIEWS for slo in SLOS}
 
 
 class Sample(NamedTuple):
     at: int
     admitted: bool
-    met: Verdicts
+    met: PromisesKept
 
 
 class _Window:
@@ -48,12 +48,11 @@ class _Window:
 
     def __init__(self) -> None:
         self.samples: deque[Sample] = deque()
-        self.kinds: dict[tuple[bool, Verdicts], int] = {}
+        self.kinds: Counter[tuple[bool, PromisesKept]] = Counter()
 
     def add(self, sample: Sample) -> None:
         self.samples.append(sample)
-        kind = sample.admitted, sample.met
-        self.kinds[kind] = self.kinds.get(kind, 0) + 1
+        self.kinds[sample.admitted, sample.met] += 1
 
     def drop_oldest(self) -> None:
         oldest = self.samples.popleft()
@@ -109,7 +108,7 @@ class SloMonitor:
         return kept, counted
 
 
-def judge(event: RequestEnded, targets: SloTargets) -> Verdicts | None:
+def judge(event: RequestEnded, targets: SloTargets) -> PromisesKept | None:
     """None for a request that does not count, whatever it was promised."""
     outcome = event.outcome
     if not event.streaming or outcome in CALLERS_OWN or event.by_tenant_limit:
@@ -125,7 +124,7 @@ def judge(event: RequestEnded, targets: SloTargets) -> Verdicts | None:
     served = _verdict(event.upstream_ttft_ns, targets.ttft_ns, let_down)
     tpot = _verdict(event.tpot_ns, targets.tpot_ns, let_down)
     gap = _verdict(event.max_gap_ns, targets.max_gap_ns, let_down)
-    return Verdicts(seen, tpot, _all(seen, tpot, gap), served, tpot, _all(served, tpot, gap))
+    return PromisesKept(seen, tpot, _all(seen, tpot, gap), served, tpot, _all(served, tpot, gap))
 
 
 def _verdict(measured: int | None, target: int | None, let_down: bool) -> bool | None:

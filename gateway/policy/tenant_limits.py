@@ -32,11 +32,10 @@ BUSY_RETRY_NS = NANOSECONDS_PER_SECOND
 
 
 class _Tenant:
-    __slots__ = ("_now", "gateways", "requests", "tokens")
+    __slots__ = ("gateways", "requests", "tokens")
 
     def __init__(self) -> None:
         self.gateways = 0
-        self._now = 0  # up to which both buckets were brought
         self.tokens: MinuteBucket | None = None
         self.requests: MinuteBucket | None = None
 
@@ -46,12 +45,10 @@ class _Tenant:
         self.requests = _configured(self.requests, limits.requests_per_minute, gateways, now)
 
     def advance(self, now: int) -> None:
-        if now > self._now:
-            self._now = now
-            if self.tokens is not None:
-                self.tokens.advance(now)
-            if self.requests is not None:
-                self.requests.advance(now)
+        if self.tokens is not None:
+            self.tokens.advance(now)
+        if self.requests is not None:
+            self.requests.advance(now)
 
     def share(self, gateways: int, now: int) -> None:
         self.gateways = gateways

@@ -20,6 +20,7 @@ from tests.support.drivers import VirtualDriver
 from tests.support.policy_settings import P0, P1, P2
 
 SECOND = 1_000_000_000
+MS = SECOND // 1000
 
 
 def forget(buckets: TokenBuckets) -> None:
@@ -120,20 +121,18 @@ def test_an_activity_that_begins_or_ends_counts_at_once(until: int) -> None:
 
 
 def test_an_activity_that_ends_and_begins_again_has_counted() -> None:
-    """How it flowed before both is no longer how it flows: in between P2's own level took all that came."""
-    remembering, forgetful = buckets(), buckets()
-    for b in (remembering, forgetful):
-        for p in (P1, P2):
-            b.take(p, 2_000_000, False)
-        b.active_until[P0] = NEVER
-        b.time_until(P2, 9_000_000, False, 10 * SECOND)
-    for now, active_until in ((SECOND // 4, 0), (SECOND // 2, NEVER), (20 * SECOND, NEVER)):
-        for b in (remembering, forgetful):
-            b.advance(now)
-            b.active_until[P0] = active_until
-        assert remembering.own_levels == forgetful.own_levels
-        assert remembering.levels == forgetful.levels
-        forget(forgetful)
+    """20 tokens are missing, which P2 would have after 40 ms below an active P0. For 5 ms there was none, and
+    twice as many came: the bucket is full before, and no fuller than full after."""
+    b = buckets()
+    b.take(P2, 20_000, False)
+    b.active_until[P0] = NEVER
+    assert b.time_until(P2, 25_000, False, SECOND) == 40 * MS
+    b.advance(5 * MS)
+    b.active_until[P0] = 0
+    b.advance(10 * MS)
+    b.active_until[P0] = NEVER
+    b.advance(37 * MS)
+    assert b.levels == b.bursts
 
 
 def test_an_activity_that_begins_delays_a_payment_at_once() -> None:

@@ -53,7 +53,7 @@ def _value(file: str, key: str) -> str | None:
 
 
 def _python() -> str:
-    """Which, and how it was built: compiled without a profile it takes a fifth more time."""
+    """Which, and how it was built: without optimisations it is slower, on any code."""
     options = sysconfig.get_config_var("CONFIG_ARGS") or ""
     if sys.base_prefix == "/usr":
         build = f"as in {_distribution()}"
